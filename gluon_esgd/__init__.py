@@ -1,0 +1,37 @@
+"""Elastic Averaging SGD for MXNet Gluon: change ``gluon.Trainer`` to `ElasticTrainer`.
+
+Importing this package starts nothing: MXNet, MPI and CuPy are loaded when a
+name that needs them is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, List
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from .optim import ElasticSGD as ElasticSGD
+    from .topology import World as World
+    from .topology import world as world
+    from .trainer import ElasticTrainer as ElasticTrainer
+
+_HOME = {
+    "ElasticSGD": ".optim",
+    "ElasticTrainer": ".trainer",
+    "World": ".topology",
+    "world": ".topology",
+}
+
+__all__ = ["ElasticSGD", "ElasticTrainer", "World", "__version__", "world"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)
+
+
+def __dir__() -> List[str]:
+    return sorted(__all__)

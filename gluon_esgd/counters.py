@@ -1,0 +1,46 @@
+"""What a trainer counts of its own work; everything is a total since its start."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Dict
+
+__all__ = ["Counters"]
+
+
+@dataclass
+class Counters:
+    """Totals of one trainer in one process. Bytes and seconds are in the names.
+
+    Attributes
+    ----------
+    steps : int
+        Calls of ``step()`` or ``update()`` that ran.
+    collective_bytes : int
+        Bytes that this rank gave into collectives (vector sizes, not wire traffic).
+    collective_s : float
+        Seconds inside collectives, mostly hidden behind the backward pass.
+    step_wait_s : float
+        Seconds for which ``step()`` itself waited.
+    exchanges : int
+        Exchanges with the center that were applied.
+    exchanges_late : int
+        Times an exchange was not back when it was due, and was put off.
+    server_bytes : int
+        Bytes that this client sent to and received from the servers (leader only).
+    distance : float
+        L2 norm of client minus center at the last exchange (leader only).
+    """
+
+    steps: int = 0
+    collective_bytes: int = 0
+    collective_s: float = 0.0
+    step_wait_s: float = 0.0
+    exchanges: int = 0
+    exchanges_late: int = 0
+    server_bytes: int = 0
+    distance: float = 0.0
+
+    def as_dict(self) -> Dict[str, float]:
+        """Return the totals by name."""
+        return asdict(self)

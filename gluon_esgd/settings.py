@@ -1,0 +1,182 @@
+"""Every environment variable of the library: name, default, meaning, check.
+
+A field ``bucket_bytes`` is read from ``GLUON_ESGD_BUCKET_BYTES``. The launcher
+writes with `Settings.environment` what the processes of a job read with
+`read`; nothing else in the package looks at these variables, and importing
+the package reads none of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from .errors import SettingsError, raise_faults
+
+__all__ = ["PREFIX", "RULES", "Settings", "read", "table"]
+
+PREFIX = "GLUON_ESGD_"
+RULES = ("sgd", "asgd", "esgd")
+
+Parser = Callable[[str], Any]
+
+
+def _int(low: int) -> Parser:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise ValueError
+        return value
+
+    parse.__doc__ = f"an integer of at least {low}"
+    return parse
+
+
+def _float(low: float, open_: bool = True, high: float = float("inf")) -> Parser:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not (low < value if open_ else low <= value) or not value <= high:
+            raise ValueError
+        return value
+
+    upper = "" if high == float("inf") else f", {high:g} at most"
+    parse.__doc__ = f"a number {'above' if open_ else 'of at least'} {low:g}{upper}"
+    return parse
+
+
+def _limit(text: str) -> Optional[float]:
+    """a number of seconds above 0, or "off" for no limit"""
+    return None if text == "off" else _float(0)(text)
+
+
+def _one_of(*allowed: str) -> Parser:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError
+        return text
+
+    parse.__doc__ = "one of " + ", ".join(allowed)
+    return parse
+
+
+def _text(text: str) -> str:
+    """a text that is not empty"""
+    if not text:
+        raise ValueError
+    return text
+
+
+def _address(text: str) -> str:
+    """host:port with a port from 1 to 65535"""
+    host, _, port = text.rpartition(":")
+    if not host or not 0 < int(port) < 65536:
+        raise ValueError
+    return text
+
+
+def _places(text: str) -> str:
+    """place/workers for each rank, by rank: '0/4;1/4'"""
+    for part in text.split(";"):
+        place, _, workers = part.partition("/")
+        if not 0 <= int(place) < int(workers):
+            raise ValueError
+    return text
+
+
+def _setting(default: Any, parse: Parser, meaning: str, by: str = "user") -> Any:
+    return field(default=default, metadata={"parse": parse, "meaning": meaning, "by": by})
+
+
+def _job(default: Any, parse: Parser, meaning: str) -> Any:
+    return _setting(default, parse, meaning, by="launcher")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says, checked. Times are in seconds, sizes in bytes."""
+
+    job_dir: Optional[str] = _job(None, _text, "folder of the job: logs, state, checkpoints")
+    client: int = _job(0, _int(0), "number of this process's client")
+    num_clients: int = _job(1, _int(1), "clients in the job")
+    client_size: Optional[int] = _job(None, _int(1), "ranks in each client, as announced")
+    num_servers: int = _job(0, _int(0), "parameter servers in the job")
+    scheduler: Optional[str] = _job(None, _address, "host:port of the parameter server's scheduler")
+    places: Optional[str] = _job(
+        None, _places, "place of each rank among the workers of its machine; unset: not bound"
+    )
+    rule: Optional[str] = _job(None, _one_of(*RULES), "rule between clients")
+    interval: Optional[int] = _job(None, _int(1), "optimizer steps between two exchanges")
+    alpha: Optional[float] = _job(None, _float(0, open_=False, high=1), "moving rate")
+    beta: Optional[float] = _job(
+        None, _float(0, open_=False), "moving rate times max(2, number of clients)"
+    )
+    lazy: Optional[int] = _job(None, _int(0), "steps from the snapshot to its application")
+    algorithm: str = _setting("auto", _text, "collective algorithm by its registered name")
+    bucket_bytes: int = _setting(25 << 20, _int(1), "size at which a gradient bucket is closed")
+    start_timeout_s: float = _setting(120.0, _float(0), "limit for all processes to be there")
+    stall_warning_s: float = _setting(60.0, _float(0), "a wait this long is reported")
+    stall_abort_s: Optional[float] = _setting(
+        None, _limit, "a wait this long ends the job; 'off': never (the launcher sets 600)"
+    )
+    center_wait_s: float = _setting(
+        2.0, _float(0, open_=False), "how long a step waits for a late exchange before it skips it"
+    )
+    center_limit_s: float = _setting(
+        60.0, _float(0), "no answer of the parameter server for this long is an error"
+    )
+
+    def environment(self) -> Dict[str, str]:
+        """Return the variables that make `read` give back these settings.
+
+        Values that equal the default are left out.
+        """
+        out = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value != f.default:
+                out[PREFIX + f.name.upper()] = "off" if value is None else str(value)
+        return out
+
+
+def read(environ: Optional[Mapping[str, str]] = None) -> Settings:
+    """Read and check the settings.
+
+    Parameters
+    ----------
+    environ : mapping of str to str, optional
+        The environment to read; ``os.environ`` unless given.
+
+    Raises
+    ------
+    SettingsError
+        Lists every variable that is unknown or has a value out of range.
+    """
+    environ = os.environ if environ is None else environ
+    known = {PREFIX + f.name.upper(): f for f in fields(Settings)}
+    values: Dict[str, Any] = {}
+    faults: List[str] = []
+    for name in sorted(n for n in environ if n.startswith(PREFIX)):
+        if name not in known:
+            faults.append(f"{name} is not a setting; known are {', '.join(sorted(known))}")
+            continue
+        parse = known[name].metadata["parse"]
+        try:
+            values[known[name].name] = parse(environ[name])
+        except ValueError:
+            faults.append(f"{name}={environ[name]!r} must be {parse.__doc__}")
+    raise_faults("environment", faults, SettingsError)
+    return Settings(**values)
+
+
+def table() -> str:
+    """Return the settings as a Markdown table, for the documentation."""
+    rows = ["| variable | default | allowed | meaning | set by |", "|---|---|---|---|---|"]
+    for f in fields(Settings):
+        default = "unset" if f.default is None else f.default
+        allowed = (f.metadata["parse"].__doc__ or "").strip()
+        rows.append(
+            f"| `{PREFIX}{f.name.upper()}` | {default} | {allowed} "
+            f"| {f.metadata['meaning']} | {f.metadata['by']} |"
+        )
+    return "\n".join(rows) + "\n"
