@@ -1,0 +1,148 @@
+"""A progress bar on one rank and TensorBoard curves of each client, in two lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Any, Dict, Optional, Type, Union
+
+from mxnet import nd
+from mxnet.gluon import Trainer
+from tqdm import tqdm
+
+from .topology import world
+
+__all__ = ["TrainingLog"]
+
+Value = Union[float, nd.NDArray]
+
+
+class TrainingLog:
+    """Shows how training goes: a bar on the main rank, curves by the leader of each client.
+
+    Not collective: every rank may make one and calls it alike; those with nothing to show
+    do nothing. Values given as NDArray are added up in the engine and read every `every`
+    steps, so the steps between do not wait for the network.
+
+    Parameters
+    ----------
+    trainer : Trainer, optional
+        Its learning rate and, for an `ElasticTrainer`, its counters become curves.
+    steps : int, optional
+        Steps to come, for the bar.
+    logdir : str, optional
+        Folder for TensorBoard; client K writes into ``client{K}`` in it. No curves unless given.
+    every : int, default 10
+        Steps between two points of the curves.
+
+    Examples
+    --------
+    >>> with TrainingLog(trainer, steps=1000, logdir="runs") as log:  # doctest: +SKIP
+    ...     for data, label in batches:
+    ...         loss = train(data, label)
+    ...         log.update(loss, len(data))
+    """
+
+    def __init__(
+        self,
+        trainer: Optional[Trainer] = None,
+        steps: Optional[int] = None,
+        logdir: Optional[str] = None,
+        *,
+        every: int = 10,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every={every!r} must be 1 or more")
+        me = world()
+        self.step = 0
+        self._trainer, self._every, self._size = trainer, every, me.size
+        self._writer: Any = None
+        if logdir is not None and me.is_leader:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(os.path.join(logdir, f"client{me.client}"))
+        # Where lines are kept, in a log, a bar that moves ten times a second is ten lines.
+        pace_s = 0.1 if sys.stderr.isatty() else 2.0
+        self._bar = tqdm(total=steps, unit="step", disable=not me.is_main, mininterval=pace_s)
+        self._shows = self._writer is not None or me.is_main
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums: Dict[str, Value] = {}
+        self._count = self._samples = 0
+        self._start = time.monotonic()
+
+    def __enter__(self) -> TrainingLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        # After a failure the engine may hold an error of its own: do not ask it for values.
+        self.close(flush=kind is None)
+
+    def update(self, loss: Value, batch_size: int, **values: Value) -> None:
+        """Count one step of this rank.
+
+        Parameters
+        ----------
+        loss : float or NDArray
+            An NDArray is averaged over its elements.
+        batch_size : int
+            Samples of this rank in the step.
+        **values : float or NDArray
+            More to show, such as ``accuracy=``; means over the steps between two points.
+        """
+        self.step += 1
+        if not self._shows:
+            return
+        for name, value in {"loss": loss, **values}.items():
+            mean = value.astype("float32").mean() if isinstance(value, nd.NDArray) else value
+            self._sums[name] = self._sums[name] + mean if name in self._sums else mean
+        self._count += 1
+        self._samples += batch_size
+        if self.step % self._every == 0:
+            self._show()
+        self._bar.update()
+
+    def _show(self) -> None:
+        means = {name: _number(total) / self._count for name, total in self._sums.items()}
+        # Ranks of a client go in lockstep: the client is `size` times as fast as this rank.
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        means["images_per_s"] = self._size * self._samples / seconds
+        self._bar.set_postfix({k: f"{v:.4g}" for k, v in means.items()}, refresh=False)
+        for name, value in {**means, **self._of_trainer()}.items():
+            self.scalar(name, value)
+        self._clear()
+
+    def _of_trainer(self) -> Dict[str, float]:
+        if self._trainer is None or self._writer is None:
+            return {}
+        counters = getattr(self._trainer, "counters", None)
+        out: Dict[str, float] = {"learning_rate": self._trainer.learning_rate}
+        return {**out, **(counters.as_dict() if counters is not None else {})}
+
+    def scalar(self, name: str, value: Value) -> None:
+        """Add a point to the curve `name` at the present step; leaders only, others ignore it."""
+        if self._writer is not None:
+            self._writer.add_scalar(name, _number(value), self.step)
+
+    def close(self, flush: bool = True) -> None:
+        """End bar and curves, with the steps since the last point if `flush`; twice is no harm."""
+        try:
+            if flush and self._count and self._shows:
+                self._show()
+        finally:
+            self._bar.close()
+            if self._writer is not None:
+                self._writer.close()
+            self._writer, self._shows = None, False
+
+
+def _number(value: Value) -> float:
+    return float(value.asscalar()) if isinstance(value, nd.NDArray) else float(value)
