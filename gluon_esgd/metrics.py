@@ -12,7 +12,6 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 from mxnet import metric as mx_metric
 from mxnet.gluon import Block
 
-from . import settings
 from .topology import world
 
 __all__ = ["average", "evaluate", "over_ranks", "share_with_main"]
@@ -39,7 +38,8 @@ def average(values: Mapping[str, float], weight: float = 1.0) -> Dict[str, float
     ValueError
         On all ranks, if names differ over the ranks or a weight is negative.
     """
-    gathered = world().allgather([dict(values), float(weight)])
+    mine = {name: float(value) for name, value in values.items()}
+    gathered = world().allgather([mine, float(weight)])
     names = sorted(gathered[0][0])
     for rank, (theirs, w) in enumerate(gathered):
         if sorted(theirs) != names:
@@ -125,7 +125,7 @@ def share_with_main(
         By client; None where nothing came within `timeout_s` (a client that failed, or
         machines that do not share the folder). Clients other than 0 get their own only.
     """
-    me, job_dir = world(), settings.read().job_dir
+    me, job_dir = world(), world().settings.job_dir
     mine: List[Optional[Dict[str, float]]] = [None] * me.num_clients
     mine[me.client] = dict(values)
     if job_dir is None or me.num_clients == 1:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Dict, Optional, Type, Union
+from typing import Any, Dict, Iterator, Optional, Type, Union
 
 from mxnet import nd
 from mxnet.gluon import Trainer
@@ -22,9 +23,10 @@ Value = Union[float, nd.NDArray]
 class TrainingLog:
     """Shows how training goes: a bar on the main rank, curves by the leader of each client.
 
-    Not collective: every rank may make one and calls it alike; those with nothing to show
-    do nothing. Values given as NDArray are added up in the engine and read every `every`
-    steps, so the steps between do not wait for the network.
+    Not collective, but meant for every rank: those with nothing to show show nothing.
+    Values given as NDArray are added up in the engine and read every `every` steps; the
+    steps between do not wait for the network. The read also bounds, on every rank, how far
+    Python runs ahead of the engine, and with it the memory that waiting batches take.
 
     Parameters
     ----------
@@ -74,6 +76,15 @@ class TrainingLog:
         self._count = self._samples = 0
         self._start = time.monotonic()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time inside, as of a validation, to that of the steps."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._start += time.monotonic() - start
+
     def __enter__(self) -> TrainingLog:
         return self
 
@@ -100,6 +111,8 @@ class TrainingLog:
         """
         self.step += 1
         if not self._shows:
+            if self.step % self._every == 0 and isinstance(loss, nd.NDArray):
+                loss.wait_to_read()
             return
         for name, value in {"loss": loss, **values}.items():
             mean = value.astype("float32").mean() if isinstance(value, nd.NDArray) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Dict, Optional, Tuple
 
 import numpy as np
 from mxnet.base import data_dir
@@ -77,7 +77,7 @@ def load_images(folder: Optional[str] = None) -> ImageData:
 
 def _find(folder: str) -> Dict[str, str]:
     """Return the path of each IDX file that is in `folder`, by its plain name."""
-    found = {}
+    found: Dict[str, str] = {}
     for name in _FILES:
         for spelling in (name, name.replace("-idx", ".idx")):
             for path in (spelling, spelling + ".gz"):
@@ -94,13 +94,13 @@ def _from_folder(name: str, folder: str) -> ImageData:
             f"{folder!r} has no {', '.join(missing)} (nor with .gz): name a folder with the "
             f"four IDX files of MNIST or Fashion-MNIST"
         )
-    parts: List[np.ndarray] = []
-    for images, labels in (_FILES[:2], _FILES[2:]):
-        parts += _pair(found[images], found[labels])
-    return ImageData(name, *parts, source=folder)
+    train, test = (
+        _pair(found[images], found[labels]) for images, labels in (_FILES[:2], _FILES[2:])
+    )
+    return ImageData(name, *train, *test, folder)
 
 
-def _pair(images_path: str, labels_path: str) -> List[np.ndarray]:
+def _pair(images_path: str, labels_path: str) -> Tuple[np.ndarray, np.ndarray]:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim != 3 or images.dtype != np.uint8:
         raise ValueError(f"{images_path}: holds {images.dtype}{images.shape}, not uint8 pictures")
@@ -111,7 +111,7 @@ def _pair(images_path: str, labels_path: str) -> List[np.ndarray]:
             f"{images_path} has {len(images)} pictures, {labels_path} {len(labels)} labels: "
             "the files are not of one set"
         )
-    return [images, labels.astype(np.int32)]
+    return images, labels.astype(np.int32)
 
 
 def _digits() -> ImageData:
