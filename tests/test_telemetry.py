@@ -1,0 +1,137 @@
+import struct
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import mxnet as mx
+import pytest
+from mxnet import gluon
+from tensorboardX.proto.event_pb2 import Event
+
+from gluon_esgd import telemetry
+from gluon_esgd.counters import Counters
+from gluon_esgd.telemetry import TrainingLog
+
+
+def curves(folder):
+    """Return {name: [(step, value)]} from the event files in `folder`."""
+    out = {}
+    for path in Path(folder).glob("events*"):
+        raw, at = path.read_bytes(), 0
+        while at < len(raw):
+            (size,) = struct.unpack("<Q", raw[at : at + 8])
+            event = Event.FromString(raw[at + 12 : at + 12 + size])
+            for value in event.summary.value:
+                out.setdefault(value.tag, []).append((event.step, value.simple_value))
+            at += 12 + size + 4
+    return out
+
+
+def place(monkeypatch, rank=0, client=0, size=1):
+    me = SimpleNamespace(
+        rank=rank, client=client, size=size, is_leader=rank == 0, is_main=rank == client == 0
+    )
+    monkeypatch.setattr(telemetry, "world", lambda: me)
+
+
+class Trainer:
+    learning_rate = 0.5
+
+    def __init__(self):
+        self.counters = Counters(collective_bytes=7, distance=1.5)
+
+
+def test_curves_are_means_over_windows(tmp_path):
+    with TrainingLog(Trainer(), steps=5, logdir=str(tmp_path), every=2) as log:
+        for i in range(5):
+            log.update(mx.nd.array([i, i + 2]), 4, accuracy=i / 10)
+        log.scalar("center_accuracy", 0.25)
+    got = curves(tmp_path / "client0")
+    assert got["loss"] == [(2, 1.5), (4, 3.5), (5, 5.0)]
+    assert [v for _, v in got["accuracy"]] == pytest.approx([0.05, 0.25, 0.4])
+    assert got["learning_rate"] == [(2, 0.5), (4, 0.5), (5, 0.5)]
+    assert got["distance"][0] == (2, 1.5) and got["collective_bytes"][0] == (2, 7.0)
+    assert got["center_accuracy"] == [(5, 0.25)]
+    assert set(Counters().as_dict()) < set(got)
+    assert all(v > 0 for _, v in got["images_per_s"])
+
+
+def test_a_plain_trainer_has_a_learning_rate_only(tmp_path):
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    with TrainingLog(gluon.Trainer(net.collect_params(), "sgd"), logdir=str(tmp_path)) as log:
+        log.update(1.0, 1)
+    assert set(curves(tmp_path / "client0")) == {"loss", "images_per_s", "learning_rate"}
+
+
+def test_half_precision_losses_are_averaged_in_full(tmp_path):
+    with TrainingLog(logdir=str(tmp_path)) as log:
+        log.update(mx.nd.full(1000, 600, dtype="float16"), 1)  # its fp16 sum is infinite
+    assert curves(tmp_path / "client0")["loss"] == [(1, 600.0)]
+
+
+@pytest.mark.parametrize(
+    "rank, client, bar, writes",
+    [(0, 0, True, True), (1, 0, False, False), (0, 1, False, True), (1, 1, False, False)],
+)
+def test_who_shows_what(monkeypatch, tmp_path, capsys, rank, client, bar, writes):
+    place(monkeypatch, rank, client, size=2)
+    with TrainingLog(steps=3, logdir=str(tmp_path), every=3) as log:
+        for _ in range(3):
+            log.update(mx.nd.ones(4), 4, accuracy=0.5)
+        log.scalar("mine", 1.0)
+    shown = capsys.readouterr().err
+    assert ("3/3" in shown and "loss=1" in shown and "accuracy=0.5" in shown) == bar
+    assert ("images_per_s=" in shown) == bar
+    assert bool(shown) == bar
+    assert [p.name for p in tmp_path.iterdir()] == [f"client{client}"] * writes
+
+
+def test_the_rate_is_that_of_the_client(monkeypatch, tmp_path):
+    clock = iter(range(100))
+    place(monkeypatch, size=3)
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with TrainingLog(logdir=str(tmp_path), every=2) as log:
+        log.update(1.0, 5)
+        with log.paused():  # two looks at the clock, one second that does not count
+            pass
+        log.update(1.0, 7)  # third look: 3 s since the start, 2 s of them in steps
+    assert curves(tmp_path / "client0")["images_per_s"] == [(2, 3 * 12 / 2)]
+
+
+def test_values_are_read_only_every_few_steps(monkeypatch):
+    reads = []
+    monkeypatch.setattr(telemetry, "_number", lambda v: reads.append(log.step) or 0.0)
+    with TrainingLog(every=4) as log:
+        for _ in range(8):
+            log.update(mx.nd.ones(2), 1)
+    assert reads == [4, 8]
+
+
+def test_ranks_that_show_nothing_do_not_run_ahead(monkeypatch):
+    place(monkeypatch, rank=1)
+    waits = []
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda self: waits.append(log.step))
+    log = TrainingLog(every=3)
+    for _ in range(7):
+        log.update(mx.nd.ones(2), 1)
+    assert waits == [3, 6]
+
+
+def test_a_failure_inside_comes_out_and_leaves_nothing(tmp_path):
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), TrainingLog(logdir=str(tmp_path), every=9) as log:
+        log.update(1.0, 1)
+        raise ZeroDivisionError
+    assert "loss" not in curves(tmp_path / "client0")  # nothing is read from a broken engine
+    log.close()
+    end = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < end:
+        pass
+    assert threading.active_count() == before
+
+
+def test_every_is_checked():
+    with pytest.raises(ValueError, match="every=0 must be 1 or more"):
+        TrainingLog(every=0)
