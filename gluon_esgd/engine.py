@@ -1,0 +1,204 @@
+"""The door into MXNet's engine: Python functions as operations of its graph.
+
+An operation names the arrays that it reads and writes; the engine starts it
+when they are ready and lets nothing else touch them meanwhile. Pushing returns
+at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from typing import Callable, Dict, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, NDArrayHandle, check_call
+
+__all__ = ["Lane", "lane", "view", "wait_to_write", "wrap"]
+
+_CPU = 1
+_PRIORITIZED = 3  # a thread pool of its own, so that compute threads are not blocked
+
+_CTYPES = {
+    np.dtype("float16"): ctypes.c_uint16,
+    np.dtype("float32"): ctypes.c_float,
+    np.dtype("float64"): ctypes.c_double,
+}
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int))
+
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_jobs: Dict[int, Callable[[], None]] = {}
+_next_job = 1
+
+
+def _run_job(_: int, job: int) -> None:
+    _jobs.pop(job)()
+
+
+_callback = _Callback(_run_job)  # one for all operations, and for ever: the engine may call late
+
+
+def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
+    return (NDArrayHandle * max(1, len(arrays)))(*[a.handle for a in arrays])
+
+
+def _push(
+    job: Callable[[], None],
+    reads: Sequence[mx.nd.NDArray],
+    writes: Sequence[mx.nd.NDArray],
+    name: str,
+) -> None:
+    global _next_job
+    number, _next_job = _next_job, _next_job + 1
+    _jobs[number] = job
+    check_call(
+        _LIB.MXEnginePushSyncND(
+            _callback,
+            ctypes.c_void_p(number),
+            None,
+            ctypes.byref(_Context(_CPU, 0)),
+            _handles(reads),
+            len(reads),
+            _handles(writes),
+            len(writes),
+            ctypes.byref(ctypes.c_int(_PRIORITIZED)),
+            0,
+            name.encode(),
+        )
+    )
+
+
+def view(array: mx.nd.NDArray) -> np.ndarray:
+    """Return the memory of a dense CPU `array` as a flat numpy array, without a copy.
+
+    It waits for nothing that is pending on the array. Look a view up on the
+    thread that pushes, never inside an operation that uses the array: for a
+    weight in a blocked oneDNN layout the lookup is itself an operation on it.
+    """
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    dtype = np.dtype(array.dtype)
+    if not array.size:
+        return np.empty(0, dtype)
+    memory = (_CTYPES[dtype] * array.size).from_address(pointer.value or 0)
+    return np.frombuffer(memory, dtype)
+
+
+def wait_to_write(array: mx.nd.NDArray) -> None:
+    """Return when nothing in the engine reads or writes `array` any more."""
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+
+
+def wrap(memory: np.ndarray) -> mx.nd.NDArray:
+    """Return an NDArray over the numpy array `memory`, without a copy."""
+    # from_numpy makes the array that it is given read-only: give it one of its own.
+    return mx.nd.from_numpy(memory.view(), zero_copy=True)
+
+
+class Lane:
+    """Operations of one process that run one after the other, in the order of pushing.
+
+    Every collective of the process goes through the one lane, in the same order
+    on all ranks, so that no two ranks wait for each other. The first failure
+    closes the lane: what was pushed after it does nothing, and `check` raises it.
+    """
+
+    def __init__(self) -> None:
+        self._token = mx.nd.zeros((1,))
+        self._failure: Optional[BaseException] = None
+        self._owner = os.getpid()
+        self._inside = threading.local()
+        os.register_at_fork(before=self._before_fork)
+        if sys.version_info < (3, 10):
+            # There subprocess forks without the hooks of os.register_at_fork.
+            sys.addaudithook(lambda event, _: self._before_popen(event))
+        atexit.register(self.drain)
+
+    def push(
+        self,
+        function: Callable[[], None],
+        name: str,
+        reads: Sequence[mx.nd.NDArray] = (),
+        writes: Sequence[mx.nd.NDArray] = (),
+    ) -> None:
+        """Run `function` in the engine when the arrays are ready and its turn has come.
+
+        Parameters
+        ----------
+        function : callable
+            It may block; an exception in it closes the lane.
+        name : str
+            Shown by MXNet's profiler.
+        reads, writes : sequences of NDArray
+            What it touches, through views that were looked up before. No array
+            may be in both.
+
+        Raises
+        ------
+        RuntimeError
+            In a forked child: the engine and MPI belong to the parent.
+        """
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"{name} in a forked child: train in the process that made the trainer"
+            )
+        _push(lambda: self._run(function), reads, [*writes, self._token], name)
+
+    def _run(self, function: Callable[[], None]) -> None:
+        if self._failure is not None:
+            return
+        self._inside.yes = True
+        try:
+            function()
+        except BaseException as error:  # cannot cross the C callback
+            self._failure = error
+        finally:
+            self._inside.yes = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether an operation has failed and closed the lane."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raise the failure that closed the lane, if there was one; does not wait."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self) -> None:
+        """Wait for everything pushed so far, then `check`."""
+        self._token.wait_to_read()
+        self.check()
+
+    def drain(self) -> None:
+        """Wait for everything that the engine has to do, whoever pushed it."""
+        if os.getpid() == self._owner and not getattr(self._inside, "yes", False):
+            mx.nd.waitall()
+
+    def _before_fork(self) -> None:
+        # MXNet's own fork handler waits for the engine while it holds the
+        # interpreter lock that a pending operation of ours needs.
+        self.drain()
+
+    def _before_popen(self, event: str) -> None:
+        if event == "subprocess.Popen":
+            self.drain()
+
+
+_lane: Optional[Lane] = None
+
+
+def lane() -> Lane:
+    """Return the lane of this process."""
+    global _lane
+    if _lane is None:
+        _lane = Lane()
+    return _lane

@@ -1,0 +1,262 @@
+"""A client's side of the center: snapshot, exchange in the background, application.
+
+Every rank pushes the same operations at the same steps; the leader alone talks
+to its agent, and what came of it reaches the other ranks by broadcast inside
+the engine, so replicas stay equal to the bit and ``step()`` does not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Callable, Optional, Union
+
+import mxnet as mx
+import numpy as np
+
+from .center import MOVED, CenterLink, Mailbox, even_chunks
+from .collectives import allreduce
+from .counters import Counters
+from .engine import Lane, view, wait_to_write
+from .errors import CenterError
+from .parameters import Weights
+from .topology import World
+
+__all__ = ["CenterExchange", "Interval"]
+
+_log = logging.getLogger(__name__)
+
+_LATE, _DONE, _FAILED = 0, 1, 2
+
+
+class Interval:
+    """When exchanges are due: every `value` steps, or as a function of the step says.
+
+    Parameters
+    ----------
+    value : int or callable
+        With a callable, the exchange after one at step ``s`` is due at the
+        first step ``t`` with ``t - s >= value(t)``.
+    """
+
+    def __init__(self, value: Union[int, Callable[[int], int]]) -> None:
+        self._value = value
+        self._last = 0
+
+    def due(self, step: int) -> bool:
+        """Whether an exchange is due after update `step`, counted from 1; asked once a step."""
+        length = self._value(step) if callable(self._value) else self._value
+        if not isinstance(length, (int, np.integer)) or length < 1:
+            raise ValueError(f"interval at step {step} is {length!r}: it must be an integer >= 1")
+        if step - self._last < length:
+            return False
+        self._last = step
+        return True
+
+
+class CenterExchange:
+    """The exchanges of one trainer of a client with the center.
+
+    Parameters
+    ----------
+    world : World
+    lane : Lane
+    link : CenterLink or None
+        The leader's; None on other ranks.
+    name : str
+        Prefix of this trainer's keys, the same on all clients.
+    rule : {'esgd', 'asgd'}
+    alpha : float
+    interval : Interval
+    lazy : int
+        Steps between snapshot and application.
+    counters : Counters
+    """
+
+    def __init__(
+        self,
+        world: World,
+        lane: Lane,
+        link: Optional[CenterLink],
+        name: str,
+        *,
+        rule: str,
+        alpha: float,
+        interval: Interval,
+        lazy: int,
+        counters: Counters,
+    ) -> None:
+        self._world, self._lane, self._link, self._name = world, lane, link, name
+        self._rule, self._alpha, self._interval, self._lazy = rule, alpha, interval, lazy
+        self._counters = counters
+        self._mailbox: Optional[Mailbox] = None
+        self._apply_at: Optional[int] = None
+        self._late = False  # set in the engine; read after a wait for `_flat`
+
+    # ---- start ----
+
+    def start(self, weights: Weights, contract: dict) -> bool:
+        """Bring the center and this client together; collective in the client, waits.
+
+        The center is seeded with client 0's weights and put into the network
+        of every other client.
+
+        Returns
+        -------
+        bool
+            Whether the client's weights were replaced.
+
+        Raises
+        ------
+        CenterError
+            On all ranks of the client.
+        """
+        self._weights = weights
+        self._flat = mx.nd.zeros((max(1, weights.size),))
+        self._host = view(self._flat)[: weights.size]
+        weights.copy_to(self._flat)
+        self._world.on_leader(lambda: self._seed(contract))
+        if self._world.client == 0:
+            return False
+        self._world.control.broadcast(self._host, "the broadcast of the center")
+        weights.set_to(self._flat)
+        return True
+
+    def _seed(self, contract: dict) -> None:
+        assert self._link is not None
+        self._flat.wait_to_read()
+        self._link.wait_ready()
+        chunks = even_chunks(self._weights.size, self._world.settings.num_servers)
+        self._mailbox = self._link.attach(self._name, self._weights.sizes, chunks, contract)
+        self._mailbox.x[:] = self._host
+        self._mailbox.seed(self._world.client == 0, self._host)
+
+    # ---- every step ----
+
+    def after_update(self, step: int) -> None:
+        """Apply what is back and start what is due after update `step`; pushes, does not wait."""
+        due = self._interval.due(step)
+        if self._apply_at is not None and (due or step >= self._apply_at):
+            self._push_application(self._world.settings.center_wait_s)
+        if not due:
+            return
+        if self._late_by_now():
+            self._push_application(self._world.settings.center_wait_s)
+        self._push_snapshot()
+        self._apply_at = step + self._lazy
+        if self._lazy == 0:
+            self._push_application(self._world.settings.center_wait_s)
+
+    def _late_by_now(self) -> bool:
+        """Whether the last application found nothing; it ran steps ago, so this hardly waits."""
+        self._flat.wait_to_read()
+        return self._late
+
+    def _push_snapshot(self) -> None:
+        self._weights.copy_to(self._flat)
+        kinds = self._weights.kinds()
+        self._lane.push(lambda: self._start(kinds), "center snapshot", writes=[self._flat])
+
+    def _start(self, kinds: np.ndarray) -> None:
+        """In the engine: average the running statistics, hand the snapshot to the agent."""
+        statistics = self._host[self._weights.num_moved :]
+        if self._world.size > 1 and statistics.size:
+            allreduce(statistics, self._world.comm)
+            np.divide(statistics, np.float32(self._world.size), out=statistics)
+        if self._mailbox is None or self._mailbox.in_flight:
+            return
+        self._mailbox.x[:] = self._host
+        self._mailbox.start_exchange(self._rule, self._alpha, kinds)
+
+    def _push_application(self, timeout_s: float) -> None:
+        self._apply_at = None
+        self._lane.push(
+            lambda: self._collect(timeout_s), "center application", writes=[self._flat]
+        )
+        self._weights.add(self._flat)
+
+    def _collect(self, timeout_s: float) -> None:
+        """In the engine: the leader's exchange, if it is back, into `_flat` on every rank."""
+        status, text = np.array([_LATE]), ""
+        if self._mailbox is not None:
+            try:
+                status[0] = _DONE if self._mailbox.collect(self._host, timeout_s) else _LATE
+            except CenterError as error:
+                status[0], text = _FAILED, str(error)
+        comm = self._world.comm
+        comm.broadcast(status, "the status of an exchange")
+        if status[0] == _FAILED:
+            raise CenterError(comm.allgather(text, "the error of an exchange")[0])
+        self._late = bool(status[0] == _LATE)
+        if self._late:
+            self._host[:] = 0
+            self._counters.exchanges_late += 1
+            return
+        comm.broadcast(self._host, "the broadcast of an exchange")
+        self._counters.exchanges += 1
+        if self._mailbox is not None and self._link is not None:
+            self._counters.distance = self._mailbox.distance
+            self._counters.server_bytes = self._link.bytes_moved
+
+    # ---- calls that wait ----
+
+    def flush(self) -> None:
+        """Complete the exchange in flight, if there is one; collective in the client, waits."""
+        if self._apply_at is not None or self._late_by_now():
+            self._push_application(self._world.settings.center_limit_s)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._lane.wait()
+        wait_to_write(self._flat)
+
+    def exchange_now(self) -> None:
+        """Complete the one in flight and make a whole further exchange; waits."""
+        self.flush()
+        self._push_snapshot()
+        self._push_application(self._world.settings.center_limit_s)
+        self._settle()
+
+    def pull(self, sync: bool) -> mx.nd.NDArray:
+        """Return the center, flat in the order of `Weights`; completes what is in flight.
+
+        Parameters
+        ----------
+        sync : bool
+            All clients of the job get the same version; collective in the job.
+        """
+        self.flush()
+        self._world.on_leader(lambda: self._pull(sync))
+        self._world.control.broadcast(self._host, "the broadcast of the center")
+        return self._flat.copy()
+
+    def _pull(self, sync: bool) -> None:
+        assert self._mailbox is not None
+        try:
+            self._mailbox.pull(self._host, sync=sync)
+        except CenterError as error:
+            if sync or not self._mailbox.last_center(self._host):
+                raise
+            _log.warning("the servers are out of reach, so this is the last center seen: %s", error)
+
+    def reset(self) -> None:
+        """Set the center to client 0's weights; collective in the job, waits."""
+        self.flush()
+        self._weights.copy_to(self._flat)
+        self._flat.wait_to_read()
+        self._world.on_leader(self._overwrite)
+
+    def _overwrite(self) -> None:
+        assert self._mailbox is not None
+        if self._world.client == 0:
+            self._mailbox.x[:] = self._host
+            kinds = np.full(len(self._weights.sizes), MOVED, np.int64)
+            self._mailbox.start_exchange("esgd", 1.0, kinds)
+            if not self._mailbox.collect(self._host, self._world.settings.center_limit_s):
+                raise CenterError("reset_center(): the servers did not answer in time")
+        self._mailbox.pull(self._host, sync=True, rebase=True)
+
+    def close(self) -> None:
+        """Give the mailbox back."""
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None

@@ -1,0 +1,98 @@
+"""What all trainers of a process share: the world, the engine lane, the way to the center."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any, List, Optional
+
+from .center import CenterLink
+from .engine import Lane, lane
+from .topology import World, world
+
+__all__ = ["Job", "job"]
+
+
+class Job:
+    """The part of this process in the job.
+
+    Attributes
+    ----------
+    world : World
+    lane : Lane
+    rule : str or None
+        Rule between clients, fixed by the first trainer.
+    """
+
+    def __init__(self, world: World, lane: Lane) -> None:
+        self.world, self.lane = world, lane
+        self.rule: Optional[str] = None
+        self._link: Optional[CenterLink] = None
+        self._trainers = 0
+        self._unfinished: List[Any] = []
+        atexit.register(self._end)
+
+    def claim(self, rule: str) -> str:
+        """Enter a trainer with its `rule`; return the prefix of its keys.
+
+        Raises
+        ------
+        ValueError
+            When an earlier trainer has another rule: the servers know one rule.
+        """
+        if self.rule is not None and rule != self.rule:
+            raise ValueError(
+                f"rule={rule!r}, but an earlier trainer of this job has {self.rule!r}: the rule "
+                "belongs to the job; give all trainers the same"
+            )
+        self.rule = rule
+        self._trainers += 1
+        return f"trainer{self._trainers - 1}"
+
+    def link(self) -> Optional[CenterLink]:
+        """Return the leader's way to the center, made at the first call; None on other ranks."""
+        settings = self.world.settings
+        if not self.world.is_leader or settings.scheduler is None:
+            return None
+        if self._link is None:
+            self._link = CenterLink(
+                settings.scheduler,
+                client=self.world.client,
+                num_clients=self.world.num_clients,
+                num_servers=settings.num_servers,
+                sync=self.rule == "sgd",
+                job_dir=settings.job_dir,
+                start_timeout_s=settings.start_timeout_s,
+                limit_s=settings.center_limit_s,
+            )
+        return self._link
+
+
+    def finish_at_exit(self, trainer: Any) -> None:
+        """Call ``trainer.finish()`` at a clean end of the script."""
+        self._unfinished.append(trainer)
+
+    def finished(self, trainer: Any) -> None:
+        """Forget a trainer that has finished by itself."""
+        self._unfinished = [t for t in self._unfinished if t is not trainer]
+
+    def _end(self) -> None:
+        self.world.leave()
+        if self._unfinished and getattr(sys, "last_type", None) is None and not self.lane.failed:
+            # Ranks that still train find out that this one has left; none is waited for in vain.
+            self.world.control.barrier("the end of the script")
+            for trainer in list(self._unfinished):
+                trainer.finish()
+        if self._link is not None:
+            self._link.close()
+
+
+_job: Optional[Job] = None
+
+
+def job() -> Job:
+    """Return the job of this process; the first call is collective over the client."""
+    global _job
+    if _job is None:
+        _job = Job(world(), lane())
+    return _job

@@ -1,0 +1,17 @@
+"""The rules between clients, and the optimizer that carries their settings."""
+
+from __future__ import annotations
+
+from .elastic import check_alpha, default_alpha, elastic_difference, largest_alpha, weight_change
+from .elastic_sgd import ElasticSGD
+from .masters import master_weight
+
+__all__ = [
+    "ElasticSGD",
+    "check_alpha",
+    "default_alpha",
+    "elastic_difference",
+    "largest_alpha",
+    "master_weight",
+    "weight_change",
+]

@@ -1,0 +1,187 @@
+"""What of a network travels: the order of its parameters, their kinds, and the leader's values."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any, Callable, Dict, List, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+
+from .center import AVERAGED, CARRIED, MOVED
+from .collectives import agree
+from .communicator import Communicator
+from .optim import master_weight
+
+__all__ = ["Weights", "broadcast", "check_alike", "contract", "digest", "follow_leader"]
+
+
+def describe(param: Parameter) -> List[Any]:
+    """Return name, shape, dtype, grad_req and state of `param`, as ranks compare them."""
+    state = "initialized" if param._data is not None else "not initialized yet"
+    shape = list(param.shape) if param.shape is not None else None
+    return [param.name, shape, np.dtype(param.dtype).name, param.grad_req, state]
+
+
+def check_alike(params: Sequence[Parameter], comm: Communicator) -> None:
+    """Raise ValueError on all ranks unless they bring the same parameters; collective."""
+    agree(comm, "parameter", [describe(p) for p in params])
+
+
+def follow_leader(params: Sequence[Parameter], comm: Communicator) -> None:
+    """Let all ranks start from the leader's values; collective.
+
+    Initialized parameters take them now, the others when they are initialized:
+    at the first forward pass, which every rank makes.
+    """
+    ready = [p for p in params if p._data is not None]
+    broadcast(ready, comm)
+    for param in params:
+        # A parameter of two trainers is wrapped once.
+        if not hasattr(param._init_impl, "func"):
+            param._init_impl = functools.partial(_init_from_leader, param, comm, param._init_impl)
+
+
+def _init_from_leader(
+    param: Parameter, comm: Communicator, init: Callable, data: mx.nd.NDArray, ctx_list: Any
+) -> None:
+    agree(comm, "parameter", [[param.name, list(data.shape), np.dtype(data.dtype).name]])
+    host = data.asnumpy()
+    comm.broadcast(_bytes(host), f"the broadcast of {param.name}")
+    init(mx.nd.array(host, dtype=host.dtype), ctx_list)
+
+
+def broadcast(params: Sequence[Parameter], comm: Communicator) -> None:
+    """Give every rank the leader's values of initialized `params`; collective."""
+    if comm.size == 1 or not params:
+        return
+    hosts = [p.list_data()[0].asnumpy() for p in params]
+    flat = np.concatenate([_bytes(h) for h in hosts])
+    comm.broadcast(flat, "the broadcast of parameters")
+    if comm.rank == 0:
+        return
+    start = 0
+    for param, host in zip(params, hosts):
+        _bytes(host)[:] = flat[start : start + host.nbytes]
+        start += host.nbytes
+        for array in param.list_data():
+            array[:] = host
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def digest(params: Sequence[Parameter]) -> str:
+    """Return a digest of all values, to compare replicas."""
+    sha = hashlib.sha256()
+    for param in params:
+        for array in param.list_data():
+            sha.update(_bytes(array.asnumpy()))
+    return sha.hexdigest()
+
+
+def contract(params: Sequence[Parameter], rule: str) -> Dict[str, int]:
+    """Return what all clients must have alike, as numbers that travel through the servers."""
+    text = repr([(i, p.shape, p.grad_req) for i, p in enumerate(params)])
+    return {
+        "num_parameters": len(params),
+        "shapes (digest)": int(hashlib.sha256(text.encode()).hexdigest()[:6], 16),
+        "rule (sgd 0, asgd 1, esgd 2)": ("sgd", "asgd", "esgd").index(rule),
+    }
+
+
+class Weights:
+    """The parameters of a trainer as one flat float32 vector, running statistics last.
+
+    Parameters
+    ----------
+    params : sequence of Parameter
+        All initialized, in the trainer's order.
+    optimizer : Optimizer
+    updaters : sequence of Updater
+        One for each device, to find fp32 masters.
+    """
+
+    def __init__(self, params: Sequence[Parameter], optimizer: Any, updaters: Sequence) -> None:
+        self.order = sorted(range(len(params)), key=lambda i: _is_statistic(params[i]))
+        self.sizes = [int(np.prod(params[i].shape)) for i in self.order]
+        self.size = sum(self.sizes)
+        statistics = [n for i, n in zip(self.order, self.sizes) if _is_statistic(params[i])]
+        self.num_moved = self.size - sum(statistics)
+        self._params, self._optimizer, self._updaters = params, optimizer, updaters
+
+    def kinds(self) -> np.ndarray:
+        """Return whether each parameter, in `order`, is moved, averaged or carried now."""
+        return np.array([_kind(self._params[i]) for i in self.order], np.int64)
+
+    def _slices(self, flat: mx.nd.NDArray) -> List[mx.nd.NDArray]:
+        ends = np.cumsum(self.sizes)
+        return [
+            flat[int(end) - n : int(end)].reshape(self._params[i].shape)
+            for i, n, end in zip(self.order, self.sizes, ends)
+        ]
+
+    def copy_to(self, flat: mx.nd.NDArray) -> None:
+        """Push copies of the weights (fp32 masters where there are) into `flat`."""
+        for i, out in zip(self.order, self._slices(flat)):
+            source = self._targets(i)[0]
+            if source.dtype == out.dtype:
+                source.copyto(out)
+            else:
+                mx.nd.cast(source.as_in_context(out.context), dtype="float32", out=out)
+
+    def add(self, flat: mx.nd.NDArray) -> None:
+        """Push additions of `flat` to every weight that is moved, masters first."""
+        for i, shift in zip(self.order, self._slices(flat)):
+            if _kind(self._params[i]) != MOVED:
+                continue
+            for target, data in zip(self._targets(i), self._params[i].list_data()):
+                target += shift.as_in_context(target.context).astype(target.dtype, copy=False)
+                if target is not data:
+                    mx.nd.cast(target, dtype=data.dtype, out=data)
+
+    def set_to(self, flat: mx.nd.NDArray) -> None:
+        """Push `flat` into every weight, masters and running statistics too."""
+        for i, value in zip(self.order, self._slices(flat)):
+            for target, data in zip(self._targets(i), self._params[i].list_data()):
+                target[:] = value.as_in_context(target.context).astype(target.dtype, copy=False)
+                if target is not data:
+                    mx.nd.cast(target, dtype=data.dtype, out=data)
+
+    def write(self, flat: mx.nd.NDArray) -> None:
+        """Push `flat` into the network itself (not into masters); variances at least 0."""
+        for i, value in zip(self.order, self._slices(flat)):
+            if _is_statistic(self._params[i]) and self._params[i].name.endswith("var"):
+                value = mx.nd.maximum(value, 0)
+            for data in self._params[i].list_data():
+                data[:] = value.as_in_context(data.context).astype(data.dtype, copy=False)
+
+    def own(self) -> List[List[mx.nd.NDArray]]:
+        """Return copies of all weights, for `restore`."""
+        return [[data.copy() for data in p.list_data()] for p in self._params]
+
+    def restore(self, own: List[List[mx.nd.NDArray]]) -> None:
+        """Put the weights of `own` back."""
+        for param, copies in zip(self._params, own):
+            for data, copy in zip(param.list_data(), copies):
+                copy.copyto(data)
+
+    def _targets(self, index: int) -> List[mx.nd.NDArray]:
+        """The arrays, one for each device, from which the next update starts."""
+        return [
+            master_weight(self._optimizer, data, updater.states.get(index))
+            for data, updater in zip(self._params[index].list_data(), self._updaters)
+        ]
+
+
+def _is_statistic(param: Parameter) -> bool:
+    return param.grad_req == "null" and not param._differentiable
+
+
+def _kind(param: Parameter) -> int:
+    if _is_statistic(param):
+        return AVERAGED
+    return CARRIED if param.grad_req == "null" or param.lr_mult == 0 else MOVED

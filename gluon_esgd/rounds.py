@@ -1,0 +1,121 @@
+"""Rule ``sgd`` between clients: gradients are summed through the servers in every step."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from .center import CenterLink, Mailbox, even_chunks
+from .collectives import allreduce
+from .engine import view
+from .parameters import Weights
+from .topology import World
+
+__all__ = ["ClientRounds"]
+
+
+class ClientRounds:
+    """The synchronous rounds of one trainer over all clients of the job.
+
+    Parameters
+    ----------
+    world : World
+    link : CenterLink or None
+        The leader's; None on other ranks, and with one client.
+    name : str
+        Prefix of this trainer's keys, the same on all clients.
+    """
+
+    def __init__(self, world: World, link: Optional[CenterLink], name: str) -> None:
+        self._world, self._link, self._name = world, link, name
+        self._spans: List[Tuple[int, int]] = []
+        self._gradients: Optional[Mailbox] = None
+        self._weights: Optional[Mailbox] = None
+
+    def start(self, weights: Weights, buckets: Sequence[int], contract: Dict[str, int]) -> bool:
+        """Give every client the weights of client 0; collective in the job, waits.
+
+        Parameters
+        ----------
+        weights : Weights
+        buckets : sequence of int
+            Elements of each gradient bucket.
+        contract : dict of str to int
+            What all clients must have alike.
+
+        Returns
+        -------
+        bool
+            Whether this client's weights were replaced.
+        """
+        flat = mx.nd.zeros((max(1, weights.size),))
+        weights.copy_to(flat)
+        flat.wait_to_read()
+        host = view(flat)[: weights.size]
+        self._world.on_leader(lambda: self._open(weights, buckets, contract, host))
+        if self._world.client == 0:
+            return False
+        self._world.control.broadcast(host, "the broadcast of client 0's weights")
+        weights.set_to(flat)
+        return True
+
+    def _open(
+        self, weights: Weights, buckets: Sequence[int], contract: Dict[str, int], host: np.ndarray
+    ) -> None:
+        assert self._link is not None
+        self._link.wait_ready()
+        servers = self._world.settings.num_servers
+        chunks = [
+            *even_chunks(weights.num_moved, servers),
+            *_shifted(even_chunks(weights.size - weights.num_moved, servers), weights.num_moved),
+        ]
+        self._weights = self._link.attach(f"{self._name}.weights", weights.sizes, chunks, contract)
+        self._weights.x[:] = host
+        self._weights.seed(self._world.client == 0, host)
+        ends = np.cumsum(buckets).tolist()
+        self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
+        chunks = [c for a, b in self._spans for c in _shifted(even_chunks(b - a, servers), a)]
+        self._gradients = self._link.attach(f"{self._name}.gradients", buckets, chunks, {})
+
+    def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
+        """Sum bucket `number` over all clients, in place; leaders only, waits."""
+        assert self._gradients is not None
+        start, stop = self._spans[number]
+        self._gradients.x[start:stop] = buffer
+        self._gradients.reduce(start, stop)
+        buffer[:] = self._gradients.x[start:stop]
+
+    def mean_statistics(self, weights: Weights) -> mx.nd.NDArray:
+        """Return this client's weights, flat, with running statistics meaned over the job.
+
+        Collective in the client, and with several clients in the job; waits.
+        """
+        flat = mx.nd.zeros((max(1, weights.size),))
+        weights.copy_to(flat)
+        flat.wait_to_read()
+        statistics = view(flat)[weights.num_moved : weights.size]
+        if not statistics.size:
+            return flat
+        allreduce(statistics, self._world.control)
+        if self._world.num_clients > 1:
+            self._world.on_leader(lambda: self._sum_clients(statistics, weights.num_moved))
+            self._world.control.broadcast(statistics, "the broadcast of running statistics")
+        np.divide(statistics, np.float32(self._world.num_workers), out=statistics)
+        return flat
+
+    def _sum_clients(self, statistics: np.ndarray, start: int) -> None:
+        assert self._weights is not None
+        self._weights.x[start:] = statistics
+        self._weights.reduce(start, start + statistics.size)
+        statistics[:] = self._weights.x[start:]
+
+    @property
+    def server_bytes(self) -> int:
+        """Bytes that went to and from the servers (leader only)."""
+        return self._link.bytes_moved if self._link is not None else 0
+
+
+def _shifted(chunks: Sequence[Tuple[int, int]], by: int) -> List[Tuple[int, int]]:
+    return [(a + by, b + by) for a, b in chunks]

@@ -1,0 +1,239 @@
+"""Who am I: the place of this process in its client, its machine and the job.
+
+Nothing else in the package names ``COMM_WORLD``. A world of one rank needs no
+MPI and does not load it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Callable, List, Mapping, Optional, Tuple, Type
+
+from .communicator import Communicator, Limits, RollCall
+from .errors import CenterError, TopologyError
+from .settings import Settings, read
+
+__all__ = ["World", "world"]
+
+# Set by an mpiexec in each process that it starts: MPICH and relatives, PMIx, Open MPI.
+_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process.
+
+    Attributes
+    ----------
+    client, num_clients : int
+        Number of this process's client, and how many the job has.
+    rank, size : int
+        This process in its client, and how many it has.
+    local_rank, local_size : int
+        The same among the client's processes of this machine.
+    node_rank, num_nodes : int
+        Number of this machine among the client's machines.
+    settings : Settings
+        What the environment said when the world was made.
+    comm, control : Communicator
+        Private duplicates over the client's ranks: one for operations in
+        MXNet's engine, one for calls of the main thread.
+    """
+
+    client: int = 0
+    num_clients: int = 1
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    settings: Settings = field(default_factory=Settings, repr=False)
+    comm: Communicator = field(default_factory=Communicator, repr=False)
+    control: Communicator = field(default_factory=Communicator, repr=False)
+
+    @property
+    def worker_rank(self) -> int:
+        """Number of this process over the whole job."""
+        return self.client * self.size + self.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many training processes the job has."""
+        return self.num_clients * self.size
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0 of its client."""
+        return self.rank == 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the leader of client 0: the one that prints and saves."""
+        return self.is_leader and self.client == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the job has more than one training process."""
+        return self.num_workers > 1
+
+    def barrier(self) -> None:
+        """Return when every rank of the client has come here; collective in the client."""
+        self.control.barrier()
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the leader's `value`, anything JSON can say; collective in the client."""
+        return self.allgather(value if self.is_leader else None)[0]
+
+    def allgather(self, value: Any) -> List[Any]:
+        """Return each rank's `value` by rank, anything JSON can say; collective in the client."""
+        return self.control.allgather(value, "world().allgather")
+
+    def on_leader(self, action: Callable[[], None]) -> None:
+        """Run `action` on the leader only; collective in the client.
+
+        Raises
+        ------
+        CenterError
+            On every rank, when `action` raised one.
+        """
+        text = None
+        if self.is_leader:
+            try:
+                action()
+            except CenterError as error:
+                text = str(error)
+        text = self.broadcast(text)
+        if text is not None:
+            raise CenterError(text)
+
+    def leave(self) -> None:
+        """Tell ranks that wait for this one that it has come to its end (not collective)."""
+        self.comm.leave()
+        self.control.leave()
+
+
+_world: Optional[World] = None
+
+
+def world() -> World:
+    """Return the place of this process; the first call is collective over the client.
+
+    Raises
+    ------
+    TopologyError
+        On every rank, when MPI brings another number of processes than was
+        announced, or does not allow calls from several threads.
+    SettingsError
+        When an environment variable of the library is wrong.
+    """
+    global _world
+    if _world is None:
+        _world = _make(read(), os.environ)
+    return _world
+
+
+def _make(settings: Settings, environ: Mapping[str, str]) -> World:
+    announced = _announced(settings, environ)
+    if settings.client >= settings.num_clients:
+        raise TopologyError(
+            f"client number {settings.client} is not below the number of clients "
+            f"{settings.num_clients}; let `gluon-esgd run` set both"
+        )
+    place = dict(client=settings.client, num_clients=settings.num_clients, settings=settings)
+    if announced == 1 and not _under_mpi(environ):
+        return World(**place)  # type: ignore[arg-type]
+    return _with_mpi(announced, place)
+
+
+def _under_mpi(environ: Mapping[str, str]) -> bool:
+    return any(name in environ for name in _RANK_VARIABLES)
+
+
+def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
+    """How many ranks this client should have by its environment; None: it does not say."""
+    sizes = [int(environ[name]) for name in _SIZE_VARIABLES if name in environ]
+    if settings.client_size is not None:
+        sizes.append(settings.client_size)
+    if not sizes:
+        return None if _under_mpi(environ) else 1
+    return max(sizes)
+
+
+def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
+    from mpi4py import MPI
+
+    root = MPI.COMM_WORLD
+    library = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
+    if announced is not None and root.size != announced:
+        raise TopologyError(
+            f"this process was started as one of {announced} ranks, but MPI sees {root.size}: "
+            f"mpi4py uses {library}, and the mpiexec that started it is probably of another "
+            "vendor or was not used at all; start with `gluon-esgd run`, or with the mpiexec "
+            "that `gluon-esgd doctor` names"
+        )
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise TopologyError(
+            "MPI was initialized without MPI_THREAD_MULTIPLE, which collectives from MXNet's "
+            "engine need; leave mpi4py.rc.thread_level at 'multiple'"
+        )
+    settings: Settings = place["settings"]
+    limits = Limits(settings.stall_warning_s, settings.stall_abort_s)
+    node = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
+    comm, control = (
+        Communicator(root.Dup(), RollCall.over(node, root.rank), limits) for _ in range(2)
+    )
+    node_rank, num_nodes = _node(root, node)
+    made = World(
+        rank=root.rank,
+        size=root.size,
+        local_rank=node.rank,
+        local_size=node.size,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        comm=comm,
+        control=control,
+        **place,
+    )
+    if root.size > 1:
+        _end_together(made, root)
+    return made
+
+
+def _node(root: Any, node: Any) -> Tuple[int, int]:
+    """Number the machines by their lowest rank."""
+    firsts = root.allgather(node.bcast(root.rank))
+    nodes = sorted(set(firsts))
+    return nodes.index(firsts[root.rank]), len(nodes)
+
+
+def _end_together(made: World, root: Any) -> None:
+    """An uncaught exception or a failed collective on one rank ends all ranks of the client."""
+    previous = sys.excepthook
+
+    def hook(
+        kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+    ) -> None:
+        previous(kind, error, trace)
+        _flush()
+        root.Abort(1)
+
+    def leave() -> None:
+        _flush()
+        if made.comm.broken or made.control.broken:
+            root.Abort(1)
+        made.leave()
+
+    sys.excepthook = hook
+    atexit.register(leave)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
