@@ -1,0 +1,112 @@
+"""A process that the launcher started: its streams, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Dict, List, Mapping, Optional
+
+from . import proc
+from .plan import Process
+from .state import Failure, exit_code
+
+__all__ = ["Child", "clean_environment"]
+
+_DROPPED = ("DMLC_", "PS_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "GLUON_ESGD_")
+
+
+def clean_environment(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment that children start from.
+
+    Without the parameter server's own variables (``PORT`` too, which any of
+    its processes would bind) and those of an outer job.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != "PORT" and not name.startswith(_DROPPED)
+    }
+
+
+class Child:
+    """One started `Process`, in a session of its own, so that Ctrl-C reaches only us.
+
+    Parameters
+    ----------
+    process : Process
+        What to start.
+    environ : mapping of str to str
+        The launcher's environment.
+
+    Raises
+    ------
+    OSError
+        The command cannot be run.
+    """
+
+    def __init__(self, process: Process, environ: Mapping[str, str]) -> None:
+        self.process = process
+        self.ended_at = 0.0
+        self._log = open(process.log, "ab", buffering=0)  # noqa: SIM115 -- open as long as we
+        shows = process.client is not None
+        self._popen = subprocess.Popen(
+            process.argv,
+            env={**clean_environment(environ), **process.env},
+            stdin=subprocess.PIPE if process.remote else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if shows else self._log,
+            stderr=self._log,
+            start_new_session=True,
+            preexec_fn=_die_with_launcher,
+        )
+        self.output: List[int] = []
+        if self._popen.stdout is not None:
+            os.set_blocking(self._popen.stdout.fileno(), False)
+            self.output = [self._popen.stdout.fileno()]
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    def poll(self) -> Optional[int]:
+        """Return the return code once it has ended (-N: signal N), else None."""
+        if self._popen.poll() is not None and not self.ended_at:
+            self.ended_at = time.time()
+        return self._popen.returncode
+
+    def interrupt(self) -> None:
+        """Pass a Ctrl-C on over the control channel of a process on another host."""
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):  # it is ending already
+                os.write(self._popen.stdin.fileno(), b"c")
+
+    def end(self, number: int) -> None:
+        """Send a signal if it still runs, and close its control channel."""
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+            self._popen.stdin = None
+        if self.poll() is None:
+            proc.signal_quietly(self.pid, number)
+
+    def note(self, text: bytes) -> None:
+        """Add to the log of this process."""
+        self._log.write(text)
+
+    def close(self) -> None:
+        """Close files and streams."""
+        for stream in (self._log, self._popen.stdout, self._popen.stdin):
+            if stream is not None:
+                stream.close()
+
+    def failure(self) -> Failure:
+        """Describe its end as the failure of the job."""
+        code, how = exit_code(self._popen.returncode)
+        who = f"{self.process.name} (pid {self.pid} on {self.process.host})"
+        return Failure(who, how, code, self.ended_at, self.process.log)
+
+
+def _die_with_launcher() -> None:
+    proc.die_with_parent(signal.SIGTERM)

@@ -1,0 +1,106 @@
+"""How a job is ended: ask, insist, kill, and look for what is left. Bounded in every case."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import List, Sequence
+
+from . import proc
+from .child import Child
+
+__all__ = ["Ending"]
+
+INTERRUPT_S = 3.0  # what ranks have after SIGINT, to save and to report
+TERMINATE_S = 3.0  # what everything has after SIGTERM
+SWEEP_S = 3.0  # what killed processes have to vanish
+_RANK = ["-m", "gluon_esgd.launch.rank"]
+
+
+class Ending:
+    """The steps by which the children of a job end.
+
+    Ranks get SIGINT from here, not through ``mpiexec``, which would kill them
+    at once; ``mpiexec`` follows when they are gone. Servers and scheduler never
+    end by themselves: they get SIGTERM as soon as no client is left.
+
+    Parameters
+    ----------
+    children : list of Child
+        All that was started; may still grow.
+    job_dir : str
+        Marks the job's processes in their environment.
+    """
+
+    def __init__(self, children: List[Child], job_dir: str) -> None:
+        self._children = children
+        self._marker = f"GLUON_ESGD_JOB_DIR={job_dir}"
+        self._steps = [
+            (0.0, self._interrupt),
+            (INTERRUPT_S, self._terminate),
+            (INTERRUPT_S + TERMINATE_S, self._kill),
+        ]
+        self._began = 0.0
+        self._center_asked = False
+        self.begun = False
+
+    def begin(self) -> None:
+        """Start to end everything; a second call changes nothing."""
+        if not self.begun:
+            self.begun, self._began = True, time.monotonic()
+            self.step()
+
+    def hurry(self) -> None:
+        """Kill everything now."""
+        self._steps = []
+        self._kill()
+
+    def step(self) -> None:
+        """Do what is due."""
+        if not self.begun:
+            return
+        while self._steps and time.monotonic() - self._began >= self._steps[0][0]:
+            self._steps.pop(0)[1]()
+        if not self._center_asked and not self._alive(clients=True):
+            self._center_asked = True
+            self._end(self._alive(clients=False), signal.SIGTERM)
+            now = time.monotonic() - self._began
+            self._steps = [(now + TERMINATE_S, self._kill)]
+
+    def done(self) -> bool:
+        """Whether everything that was started has ended."""
+        return self.begun and not self._alive(clients=True) and not self._alive(clients=False)
+
+    def _alive(self, clients: bool) -> List[Child]:
+        kind = [c for c in self._children if (c.process.client is not None) == clients]
+        return [child for child in kind if child.poll() is None]
+
+    def _interrupt(self) -> None:
+        for child in self._alive(clients=True):
+            child.interrupt()
+        for pid, argv in proc.job_processes(self._marker).items():
+            if argv[1:3] == _RANK and "--control" not in argv[: argv.index("--")]:
+                proc.signal_quietly(pid, signal.SIGINT)
+
+    def _terminate(self) -> None:
+        self._end(self._children, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        self._end(self._children, signal.SIGKILL)
+        for pid in proc.job_processes(self._marker):
+            proc.signal_quietly(pid, signal.SIGKILL)
+
+    def _end(self, children: Sequence[Child], number: int) -> None:
+        for child in children:
+            child.end(number)
+
+    def sweep(self) -> None:
+        """Kill what outlived its parents, and wait, bounded, until it is gone."""
+        limit = time.monotonic() + SWEEP_S
+        self._end(self._children, signal.SIGKILL)
+        while proc.job_processes(self._marker) and time.monotonic() < limit:
+            for pid in proc.job_processes(self._marker):
+                proc.signal_quietly(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for child in self._children:
+            child.poll()

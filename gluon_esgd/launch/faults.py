@@ -1,0 +1,163 @@
+"""All that can be wrong with a job, found before anything is started; one sentence each."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+from dataclasses import fields
+from typing import TYPE_CHECKING, Iterator, List
+
+from ..errors import LaunchError, SettingsError
+from ..settings import PREFIX, RULES, Settings, read
+from . import mpi
+from .hosts import is_here
+
+if TYPE_CHECKING:
+    from .spec import JobSpec
+
+__all__ = ["all_faults"]
+
+OWNED = {PREFIX + f.name.upper() for f in fields(Settings) if f.metadata["by"] == "launcher"}
+
+
+def all_faults(spec: JobSpec) -> List[str]:
+    """Return every fault of `spec`, as sentences with value, rule and remedy."""
+    checks = (_counts, _elastic, _machines, _options, _environment, _this_machine)
+    return [fault for check in checks for fault in check(spec)]
+
+
+def _counts(spec: JobSpec) -> Iterator[str]:
+    if spec.workers < 1:
+        yield f"-n {spec.workers} must be at least 1"
+    if spec.clients < 1:
+        yield f"--clients {spec.clients} must be at least 1"
+    elif spec.workers >= 1 and spec.workers % spec.clients:
+        yield f"--clients {spec.clients} must divide -n {spec.workers}: clients are of equal size"
+    if spec.num_servers < 0:
+        yield f"--servers {spec.num_servers} must be at least 0"
+    if spec.num_servers == 0 and spec.clients > 1:
+        yield (
+            f"--servers 0 with {spec.clients} clients: what clients share lies on servers; "
+            "give at least 1, or one client"
+        )
+
+
+def _elastic(spec: JobSpec) -> Iterator[str]:
+    if spec.rule is not None and spec.rule not in RULES:
+        yield f"--rule {spec.rule} must be one of {', '.join(RULES)}"
+    if spec.interval is not None and spec.interval < 1:
+        yield f"--interval {spec.interval} must be at least 1"
+    if spec.interval is not None and spec.rule == "sgd":
+        yield f"--interval {spec.interval} with --rule sgd, which exchanges at every step; drop one"
+    if spec.lazy is not None and spec.lazy < 0:
+        yield f"--lazy {spec.lazy} must be at least 0"
+    if spec.lazy is not None and spec.interval is not None and spec.lazy > spec.interval:
+        yield f"--lazy {spec.lazy} must not exceed --interval {spec.interval}"
+    yield from _moving_rate(spec)
+
+
+def _moving_rate(spec: JobSpec) -> Iterator[str]:
+    clients = max(1, spec.clients)
+    bound = 2 / (1 + clients)
+    alpha, name = spec.alpha, f"--alpha {spec.alpha}"
+    if spec.alpha is not None and spec.beta is not None:
+        yield f"--alpha {spec.alpha} and --beta {spec.beta}: give one, alpha = beta / clients"
+    elif spec.beta is not None:
+        alpha, name = spec.beta / max(2, clients), f"--beta {spec.beta}"
+    if alpha is not None and not 0 <= alpha <= bound:
+        yield (
+            f"{name}: alpha = {alpha:g} must lie in 0 .. 2/(1+clients) = {bound:g} "
+            f"for {clients} clients, beyond which the exchange diverges"
+        )
+
+
+def _machines(spec: JobSpec) -> Iterator[str]:
+    slots = sum(host.slots for host in spec.host_list)
+    if spec.workers > slots:
+        yield f"-n {spec.workers} exceeds the {slots} slots of the hosts given"
+    local = [host.name for host in spec.hosts if is_here(host.name)]
+    away = [host.name for host in spec.hosts if host.name not in local]
+    if len(local) > 1:
+        yield f"hosts {', '.join(local)} are all this machine; give one, with all its slots"
+    if away and spec.hosts[0].name == "localhost":
+        yield "host localhost among others: give the name by which they reach this machine"
+    if away and not spec.dry_run:
+        yield from _reach(spec, away)
+
+
+def _reach(spec: JobSpec, away: List[str]) -> Iterator[str]:
+    for name in away:
+        try:
+            socket.gethostbyname(name)
+        except OSError as error:
+            yield f"host {name!r} has no address ({error.strerror or error})"
+    words = shlex.split(spec.remote_shell)
+    if not words or shutil.which(words[0]) is None:
+        yield f"--remote-shell {spec.remote_shell!r} is not a program on PATH"
+
+
+def _options(spec: JobSpec) -> Iterator[str]:
+    if not spec.start_timeout_s > 0:
+        yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds"
+    if spec.bind not in ("cores", "none"):
+        yield f"--bind {spec.bind} must be cores or none"
+    for name, value in spec.env:
+        yield from _variable(name, value)
+
+
+def _variable(name: str, value: object) -> Iterator[str]:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        yield f"--env {name!r} must be NAME=VALUE or NAME"
+    elif name.startswith(("DMLC_", "PS_")) or name == "PORT":
+        yield f"--env {name}: the parameter server's own variables are not passed to workers"
+    elif name in OWNED:
+        yield f"--env {name}: set by the launcher itself; use its flags"
+    elif value is None and name not in os.environ:
+        yield f"--env {name}: not set here, so there is nothing to pass on; give {name}=VALUE"
+
+
+def _environment(spec: JobSpec) -> Iterator[str]:
+    given = {name: value for name, value in spec.env if value is not None}
+    try:
+        read({**os.environ, **given})
+    except SettingsError as error:
+        yield str(error)
+
+
+def _this_machine(spec: JobSpec) -> Iterator[str]:
+    if not spec.command:
+        yield "no command: give what each worker runs after the options, as python train.py"
+    elif is_here(spec.host_list[0].name) and shutil.which(spec.command[0]) is None:
+        yield f"command {spec.command[0]!r} is not a program on PATH or a path to one"
+    if spec.port is not None:
+        yield from _port(spec)
+    if spec.clients >= 1 and spec.client_size > 1:
+        yield from _mpiexec(spec)
+
+
+def _port(spec: JobSpec) -> Iterator[str]:
+    port = spec.port or 0
+    if not 0 < port < 65536:
+        yield f"--port {port} must lie in 1 .. 65535"
+    elif spec.num_servers and is_here(spec.host_list[0].name) and not _is_free(port):
+        yield f"--port {port} is in use or not allowed here; leave it out to get a free one"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _mpiexec(spec: JobSpec) -> Iterator[str]:
+    try:
+        mpi.find(spec.mpiexec)
+    except LaunchError as error:
+        yield str(error)

@@ -1,0 +1,187 @@
+"""From a `JobSpec` to the processes of the job, as data; starts nothing and reads nothing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+
+from ..settings import Settings
+from .hosts import place_workers, remote_argv
+from .mpi import Mpi
+from .spec import JobSpec
+
+__all__ = ["Process", "Site", "plan", "show"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the plan needs to know of the machine and the moment.
+
+    Attributes
+    ----------
+    python, cwd : str
+        Interpreter of the job and the folder it is started in.
+    job_dir : str
+        Absolute path of the job's folder.
+    here : frozenset of str
+        Names among the job's hosts that are this machine.
+    scheduler : str, optional
+        host:port of the scheduler, when there are servers.
+    mpi : Mpi, optional
+        The mpiexec, when clients have several ranks.
+    environ : mapping of str to str
+        The launcher's own environment.
+    base : Settings
+        What the user's variables say, with the launcher's defaults.
+    """
+
+    python: str
+    cwd: str
+    job_dir: str
+    here: FrozenSet[str]
+    scheduler: Optional[str]
+    mpi: Optional[Mpi]
+    environ: Mapping[str, str]
+    base: Settings
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process that the launcher starts itself.
+
+    Attributes
+    ----------
+    name : str
+        "scheduler", "server 0", "client 1".
+    host : str
+        Where it runs; the first host for an MPI job on several.
+    argv : tuple of str
+        The command.
+    env : mapping of str to str
+        Variables set for it, on top of the launcher's cleaned environment.
+    log : str
+        File that gets its output; ranks write logs of their own.
+    client : int, optional
+        Number of the client; None for scheduler and servers.
+    remote : bool
+        Reached through a remote shell; its standard input is the control channel.
+    """
+
+    name: str
+    host: str
+    argv: Tuple[str, ...]
+    env: Mapping[str, str]
+    log: str
+    client: Optional[int] = None
+    remote: bool = False
+
+
+def plan(spec: JobSpec, site: Site) -> List[Process]:
+    """Return the processes in the order of their start: scheduler, servers, clients."""
+    return [*_center(spec, site), *(_client(spec, site, k) for k in range(spec.clients))]
+
+
+def _center(spec: JobSpec, site: Site) -> List[Process]:
+    if not spec.num_servers:
+        return []
+    names = ["scheduler", *(f"server {k}" for k in range(spec.num_servers))]
+    hosts = [host.name for host in spec.host_list]
+    placed = [hosts[0], *(hosts[k % len(hosts)] for k in range(spec.num_servers))]
+    return [_center_process(spec, site, name, host) for name, host in zip(names, placed)]
+
+
+def _center_process(spec: JobSpec, site: Site, name: str, host: str) -> Process:
+    role = name.split()[0]
+    settings = replace(_settings(spec, site), places=None)  # servers are not bound
+    env = {**settings.environment(), "CUDA_VISIBLE_DEVICES": ""}
+    argv = [site.python, "-m", "gluon_esgd.center.server", role]
+    log = f"{site.job_dir}/logs/{name.replace(' ', '')}.log"
+    return _placed(spec, site, Process(name, host, tuple(argv), env, log))
+
+
+def _client(spec: JobSpec, site: Site, client: int) -> Process:
+    hosts = place_workers(spec.host_list, spec.workers)
+    mine = hosts[client * spec.client_size : (client + 1) * spec.client_size]
+    name, log = f"client {client}", f"{site.job_dir}/logs/client{client}.log"
+    env = {**_user_env(spec, site), **_settings(spec, site, client).environment()}
+    if len(mine) == 1:
+        argv = _wrapped(site, "gluon_esgd.launch.rank", [], spec.command)
+        return _placed(spec, site, Process(name, mine[0], argv, env, log, client))
+    argv = tuple(_mpi_argv(spec, site, mine, env))
+    return Process(name, mine[0], argv, {**_vendor_env(spec, site), **env}, log, client)
+
+
+def _mpi_argv(spec: JobSpec, site: Site, hosts: Sequence[str], env: Mapping[str, str]) -> List[str]:
+    assert site.mpi is not None, "clients of several ranks are planned with an mpiexec"
+    shares = [(host, len(list(group))) for host, group in groupby(hosts)]
+    command = _wrapped(site, "gluon_esgd.launch.rank", [], spec.command)
+    local = set(hosts) <= site.here
+    return site.mpi.argv(shares, local, spec.remote_shell, sorted(env), command)
+
+
+def _vendor_env(spec: JobSpec, site: Site) -> Dict[str, str]:
+    assert site.mpi is not None, "clients of several ranks are planned with an mpiexec"
+    local = {host.name for host in spec.host_list} <= site.here
+    wanted = site.mpi.environment(local, spec.remote_shell)
+    return {name: value for name, value in wanted.items() if name not in site.environ}
+
+
+def _wrapped(
+    site: Site, module: str, flags: Sequence[str], command: Sequence[str]
+) -> Tuple[str, ...]:
+    return (site.python, "-m", module, *flags, "--", *command)
+
+
+def _placed(spec: JobSpec, site: Site, process: Process) -> Process:
+    """Return the process as it is started from here: on another host by the remote shell."""
+    if process.host in site.here:
+        return process
+    module = "gluon_esgd.launch.relay" if process.client is None else "gluon_esgd.launch.rank"
+    command = process.argv if process.client is None else spec.command
+    argv = _wrapped(site, module, ["--control"], command)
+    words = remote_argv(spec.remote_shell, process.host, site.cwd, process.env, argv)
+    return Process(
+        process.name, process.host, tuple(words), process.env, process.log, process.client, True
+    )
+
+
+def _user_env(spec: JobSpec, site: Site) -> Dict[str, str]:
+    return {name: site.environ[name] if text is None else text for name, text in spec.env}
+
+
+def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
+    """Return what the processes of a client read; servers read those of client 0."""
+    values = {name: getattr(spec, name) for name in ("rule", "interval", "alpha", "beta", "lazy")}
+    values.update(
+        job_dir=site.job_dir,
+        client=client,
+        num_clients=spec.clients,
+        client_size=spec.client_size,
+        num_servers=spec.num_servers,
+        scheduler=site.scheduler,
+        places=_places(spec, site, client) if spec.bind == "cores" else None,
+        start_timeout_s=spec.start_timeout_s,
+    )
+    return replace(site.base, **values)
+
+
+def _places(spec: JobSpec, site: Site, client: int) -> str:
+    """Return place/workers of each rank, counted over all workers of the job on its machine."""
+    machines = place_workers(spec.host_list, spec.workers)
+    ranks = range(client * spec.client_size, (client + 1) * spec.client_size)
+    return ";".join(
+        f"{machines[:w].count(machines[w])}/{machines.count(machines[w])}" for w in ranks
+    )
+
+
+def show(processes: Sequence[Process]) -> str:
+    """Return the plan as text: for each process its host, environment and command."""
+    return "\n".join(line for process in processes for line in _lines(process))
+
+
+def _lines(process: Process) -> List[str]:
+    env = [] if process.remote else [f"    {n}={shlex.quote(v)}" for n, v in process.env.items()]
+    command = " ".join(shlex.quote(word) for word in process.argv)
+    return [f"{process.name} on {process.host}, log {process.log}", *env, f"    {command}", ""]

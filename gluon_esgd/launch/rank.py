@@ -1,0 +1,129 @@
+"""One rank: takes its cores, runs the user's command, keeps its log, reports start and end.
+
+``python -m gluon_esgd.launch.rank [--control] -- CMD`` is what ``mpiexec`` or
+the launcher starts; who it is comes from the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+from ..settings import Settings, read
+from . import proc
+from .relay import Relay, split_command
+
+__all__ = ["core_set", "main", "rank_of"]
+
+_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+_CANNOT_RUN = 127
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """Return the rank that ``mpiexec`` announced, 0 without one."""
+    return next((int(environ[name]) for name in _RANK_NAMES if name in environ), 0)
+
+
+def core_set(cores: Sequence[int], place: int, workers: int) -> List[int]:
+    """Return the cores of the worker at `place` among `workers` of its machine.
+
+    A contiguous share of ``len(cores) // workers`` each; with more workers than
+    cores one core each, round-robin.
+    """
+    share = len(cores) // workers
+    if share == 0:
+        return [cores[place % len(cores)]]
+    return list(cores[place * share : (place + 1) * share])
+
+
+class _Output:
+    """Copies a rank's output to its log and to the terminal.
+
+    The leader of client 0 goes to the terminal as it comes, so that a progress
+    bar works; the other ranks line by line, each line with who says it.
+    """
+
+    def __init__(self, log: Path, client: int, rank: int) -> None:
+        self._log = open(log, "ab", buffering=0)  # noqa: SIM115 -- open until the process ends
+        self._prefix = f"[client {client} rank {rank}] ".encode() if client or rank else b""
+        self._line = b""
+
+    def write(self, chunk: bytes) -> None:
+        self._log.write(chunk)
+        if not self._prefix:
+            return self._show(chunk)
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        self._show(b"".join(self._marked(line) for line in lines))
+
+    def finish(self) -> None:
+        if self._line:
+            self.write(b"\n")
+
+    def _marked(self, line: bytes) -> bytes:
+        visible = line.rstrip(b"\r").rpartition(b"\r")[2]  # what a terminal would show
+        return self._prefix + visible + b"\n"
+
+    def _show(self, text: bytes) -> None:
+        try:
+            while text:
+                text = text[os.write(1, text) :]
+        except OSError:
+            pass  # nobody reads any more; the log still does
+
+
+def _bind(settings: Settings, rank: int) -> None:
+    """Take this rank's cores and cap its threads, before the child starts any."""
+    if settings.places is None:
+        return
+    place, workers = (int(n) for n in settings.places.split(";")[rank].split("/"))
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, core_set(cores, place, workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // workers)))
+
+
+def _report(path: Path, **what: Any) -> None:
+    """Write a state file in one piece: whoever reads it never sees half of it."""
+    text = json.dumps({"host": socket.gethostname(), "time": time.time(), **what})
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command after ``--`` as a rank; return its code, 128 + N for signal N."""
+    proc.die_with_parent(signal.SIGTERM)
+    flags, command = split_command(sys.argv[1:] if argv is None else argv)
+    settings, rank = read(), rank_of(os.environ)
+    folder = Path(settings.job_dir or ".")
+    name = f"client{settings.client}.rank{rank}"
+    _bind(settings, rank)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    for part in ("logs", "state"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    output = _Output(folder / "logs" / f"{name}.log", settings.client, rank)
+    pid, code = _run(command, output, "--control" in flags, folder / "state" / f"{name}.start")
+    output.finish()
+    end = {"signal": proc.signal_name(-code)} if code < 0 else {"returncode": code}
+    _report(folder / "state" / f"{name}.exit", pid=pid, **end)
+    return 128 - code if code < 0 else code
+
+
+def _run(command: Sequence[str], output: _Output, control: bool, started: Path) -> Tuple[int, int]:
+    relay = Relay(command, output.write, control)
+    try:
+        relay.start()
+    except OSError as error:
+        output.write(f"{command[0]}: {error.strerror or error}\n".encode())
+        return os.getpid(), _CANNOT_RUN
+    _report(started, pid=relay.pid)
+    return relay.pid, relay.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What the ranks of a job reported in its folder, and who failed first."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from .proc import signal_name
+
+__all__ = ["Failure", "exit_code", "first_failed_rank", "missing_ranks", "tail"]
+
+_TAIL_LINES = 10
+_TAIL_BYTES = 16384
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job ends: who, how, when, and where to read more.
+
+    Attributes
+    ----------
+    who : str
+        "client 1 rank 0 (pid 12 on alpha)".
+    how : str
+        "exit code 3", "SIGKILL".
+    code : int
+        What the launcher exits with.
+    time : float
+        When, in seconds since the epoch.
+    log : str, optional
+        File with its output.
+    """
+
+    who: str
+    how: str
+    code: int
+    time: float
+    log: Optional[str] = None
+
+    def text(self) -> str:
+        """Return the line that names the failure, with the end of its log."""
+        line = f"gluon-esgd: {self.who} failed: {self.how}"
+        if self.log is None:
+            return line
+        lines = tail(self.log)
+        shown = "".join(f"\n  | {text}" for text in lines)
+        return f"{line}; log: {self.log}{shown}"
+
+
+def tail(path: str, count: int = _TAIL_LINES) -> List[str]:
+    """Return the last lines of a log, as a terminal would show them."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line][-count:]
+
+
+def exit_code(returncode: int) -> Tuple[int, str]:
+    """Return what to exit with for a child's return code (-N: signal N), and its words."""
+    if returncode < 0:
+        return 128 - returncode, signal_name(-returncode)
+    return returncode or 1, f"exit code {returncode}"
+
+
+def _records(job_dir: str, kind: str) -> Dict[Tuple[int, int], Dict[str, object]]:
+    found = {}
+    for path in Path(job_dir, "state").glob(f"*.{kind}"):
+        match = re.fullmatch(r"client(\d+)\.rank(\d+)", path.stem)
+        if match:
+            found[int(match[1]), int(match[2])] = json.loads(path.read_text())
+    return found
+
+
+def missing_ranks(job_dir: str, clients: int, size: int) -> List[Tuple[int, int]]:
+    """Return (client, rank) of the ranks that have not reported their start."""
+    there = {**_records(job_dir, "start"), **_records(job_dir, "exit")}
+    return [(k, r) for k in range(clients) for r in range(size) if (k, r) not in there]
+
+
+def first_failed_rank(job_dir: str) -> Optional[Failure]:
+    """Return the failure that came first among the ranks that reported one."""
+    failures = [
+        _failure(job_dir, *who, record)
+        for who, record in _records(job_dir, "exit").items()
+        if record.get("returncode") != 0
+    ]
+    return min(failures, key=lambda failure: failure.time) if failures else None
+
+
+def _failure(job_dir: str, client: int, rank: int, record: Dict[str, object]) -> Failure:
+    name = record.get("signal")
+    code = 128 + _number(str(name)) if name else int(str(record["returncode"]))
+    how = str(name) if name else f"exit code {code}"
+    who = f"client {client} rank {rank} (pid {record['pid']} on {record['host']})"
+    log = f"{job_dir}/logs/client{client}.rank{rank}.log"
+    return Failure(who, how, code, float(str(record["time"])), log)
+
+
+def _number(name: str) -> int:
+    if name in signal.Signals.__members__:
+        return int(signal.Signals[name])
+    return int(name.rpartition(" ")[2])  # "signal 40": a real-time signal has no name
