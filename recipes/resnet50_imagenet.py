@@ -195,15 +195,15 @@ def main() -> None:
                 samples += len(data)
             mx.nd.waitall()
             seconds += time.monotonic() - start
-            if me.client == 0:
-                with log.paused(), trainer.center():
+            with log.paused(), trainer.center():  # all clients: sgd averages over the job
+                if me.client == 0:
                     log.scalar("center_accuracy", accuracy())
     trainer.finish()
 
     mine = {"accuracy": accuracy(), **totals(trainer, samples / seconds)}
     clients = share_with_main(mine, timeout_s=600)  # all have made their last exchange
-    if me.client == 0:
-        with trainer.center():
+    with trainer.center():
+        if me.client == 0:
             result = {"center": accuracy(), "seconds": seconds, "clients": clients}
             if me.is_main:
                 save(net, args.output, result)
