@@ -1,0 +1,99 @@
+"""The agent: the only process of a client that holds a KVStore.
+
+A KVStore cannot be given up: a pull from a dead server never returns, and
+ps-lite ends its process on many faults. So it lives in a process that the
+leader can drop at any time by closing a socket. The main thread obeys one
+command after the other; one thread reads commands and ends the process at end
+of file, another ends it when the leader is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import traceback
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+from . import lifeline, wire
+from .memory import Memory
+from .store import Store, StoredVector
+
+__all__ = ["Agent", "run"]
+
+Request = Tuple[Dict[str, Any], List[int]]
+
+
+class Agent:
+    """Obeys the leader's requests: each has a ticket, and is answered once.
+
+    Parameters
+    ----------
+    store : Store
+        The KVStore of this process.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._vectors: Dict[str, StoredVector] = {}
+        self._commands: Mapping[str, Callable[..., None]] = {
+            "attach": self._attach,
+            "detach": self._detach,
+            "seed": lambda name, seeder: self._vectors[name].seed(seeder),
+            "exchange": lambda name, rule, alpha: self._vectors[name].exchange(rule, alpha),
+            "pull": self._pull,
+            "reduce": lambda name, first, last: self._vectors[name].reduce(first, last),
+        }
+
+    def obey(self, request: Mapping[str, Any], fds: List[int]) -> Dict[str, Any]:
+        """Run one request; return its answer, which carries an error's text if there was one."""
+        answer: Dict[str, Any] = {"ticket": request["ticket"]}
+        try:
+            fields = dict(request["fields"], **({"fds": fds} if fds else {}))
+            self._commands[request["command"]](**fields)
+        except Exception as error:
+            traceback.print_exc()
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            answer["error"] = f"{kind}{error}"
+        return answer
+
+    def _attach(self, name: str, contract: Mapping[str, int], fds: List[int]) -> None:
+        memory = Memory(fds[0])
+        memory.close()  # the mapping stays
+        self._vectors[name] = StoredVector(self._store, name, memory, contract)
+
+    def _detach(self, name: str) -> None:
+        del self._vectors[name]
+
+    def _pull(self, name: str, sync: bool, rebase: bool) -> None:
+        vector = self._vectors[name]
+        vector.pull_together() if sync else vector.pull()
+        if rebase:
+            vector.rebase()
+
+
+def run(sock: socket.socket, lifeline_fd: int, terms: Mapping[str, Any]) -> None:
+    """Be an agent under `terms`, the arguments of `Store`; never returns."""
+    lifeline.watch(lifeline_fd)
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sock, requests), name="reader", daemon=True).start()
+    who = f"agent of client {terms['client']}, pid {os.getpid()}"
+    print(f"{who}: scheduler at {terms['scheduler']}", flush=True)
+    agent = Agent(Store(**terms))
+    print(f"{who}: store is up", flush=True)
+    wire.send(sock, {"ticket": wire.READY, "pid": os.getpid()})
+    while True:
+        wire.send(sock, agent.obey(*requests.get()))
+
+
+def _read(sock: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
+    """Queue what arrives. At its end leave at once: the main thread may be stuck for ever."""
+    try:
+        while True:
+            requests.put(wire.receive(sock))
+    except EOFError:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

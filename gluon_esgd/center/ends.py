@@ -1,0 +1,234 @@
+"""The leader's ends of its two processes: zygote and agent. No wait is without a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any, Dict, Mapping, Optional, Sequence, Union
+
+from ..errors import CenterError
+from . import pslite, wire
+from .lifeline import Lifeline
+from .wire import READY
+
+__all__ = ["AgentEnd", "ZygoteEnd"]
+
+_END_S = 1.0  # for a process to end by itself, before SIGKILL
+_POLL_S = 0.005  # another thread may have read the answer that this one waits for
+
+
+def _environment() -> Dict[str, str]:
+    """Return the zygote's: no role, or importing MXNet would be the end; one thread, no GPU."""
+    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    for name in pslite.variables(env):
+        del env[name]
+    return env
+
+
+def _ending(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with code {os.WEXITSTATUS(status)}"
+
+
+class ZygoteEnd:
+    """Starts a zygote and asks it for children.
+
+    It is a plain ``Popen`` with ``pass_fds``: no Python code runs between fork and exec, which
+    MXNet's fork handler could block.
+
+    Parameters
+    ----------
+    lifeline : Lifeline
+        Held by this process; the zygote and its children end with it.
+    log : file or None
+        Where zygote and children write; None: this process's standard error.
+    """
+
+    def __init__(self, lifeline: Lifeline, log: Optional[IO[bytes]] = None) -> None:
+        self._lifeline = lifeline
+        self._sock, theirs = wire.pair()
+        self._lock = threading.Lock()
+        self._endings: Dict[int, int] = {}
+        out: Union[int, IO[bytes]] = 2 if log is None else log
+        fds = (theirs.fileno(), lifeline.fd)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gluon_esgd.center.zygote", *map(str, fds)],
+                pass_fds=fds,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._sock.setblocking(False)
+
+    def fork(self, role: str, tag: int, terms: Mapping[str, Any], fd: int) -> None:
+        """Ask for a child; if the zygote is gone, the other end of `fd` ends at once."""
+        with contextlib.suppress(OSError):
+            wire.send(self._sock, {"fork": role, "tag": tag, "terms": dict(terms)}, [fd])
+
+    def fate(self, tag: int) -> str:
+        """Say how the child `tag` ended; waits a moment for the zygote's word."""
+        end = time.monotonic() + _END_S
+        while time.monotonic() < end:
+            with self._lock:
+                gone = self._drain()
+                if tag in self._endings:
+                    return _ending(self._endings[tag])
+            if gone or self.process.poll() is not None:
+                break
+            time.sleep(_POLL_S)
+        code = self.process.poll()
+        return "is gone" if code is None else f"is gone with its zygote, which ended with {code}"
+
+    def _drain(self) -> bool:
+        try:
+            while True:
+                message, _ = wire.receive(self._sock)
+                if "status" in message:
+                    self._endings[message["tag"]] = message["status"]
+        except BlockingIOError:
+            return False
+        except (EOFError, OSError):
+            return True
+
+    def close(self) -> None:
+        """End the zygote and all its children; at most a second or so."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # also where a forked child holds a duplicate
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._sock.close()
+
+
+class AgentEnd:
+    """One agent, that is one generation, as its leader sees it. Thread-safe.
+
+    Parameters
+    ----------
+    zygote : ZygoteEnd
+        Forks the agent.
+    terms : mapping
+        Arguments of the agent's `Store`.
+    tag : int
+        Number of the generation.
+    log_path : str or None
+        Where the agent writes; for messages.
+    """
+
+    def __init__(
+        self, zygote: ZygoteEnd, terms: Mapping[str, Any], tag: int, log_path: Optional[str]
+    ) -> None:
+        self._zygote, self._tag, self._client = zygote, tag, int(terms["client"])
+        self._log = "" if log_path is None else f"; its log is {log_path}"
+        self._lock = threading.Lock()
+        self._answers: Dict[int, Dict[str, Any]] = {}
+        self._last_ticket = READY
+        self.pid = 0  # known when it is ready
+        self.lost: Optional[str] = None
+        self._sock, theirs = wire.pair()
+        with theirs:
+            zygote.fork("agent", tag, terms, theirs.fileno())
+        self._sock.setblocking(False)
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Return whether the agent has said within `timeout_s` that its store is up."""
+        if not self.pid:
+            answer = self.answer(READY, timeout_s)
+            self.pid = int(answer["pid"]) if answer else self.pid
+        return bool(self.pid)
+
+    def ask(self, command: str, fds: Sequence[int] = (), **fields: Any) -> int:
+        """Send a request and return its ticket; does not wait."""
+        with self._lock:
+            self._check()
+            self._last_ticket += 1
+            message = {"ticket": self._last_ticket, "command": command, "fields": fields}
+            try:
+                wire.send(self._sock, message, fds)
+            except BlockingIOError:
+                self._lose("does not take requests any more: it stands still")
+            except OSError:
+                self._lose(None)
+            self._check()
+            return self._last_ticket
+
+    def answer(self, ticket: int, timeout_s: float) -> Optional[Dict[str, Any]]:
+        """Return the answer to `ticket`, or None where there is none after `timeout_s`.
+
+        Raises
+        ------
+        CenterError
+            Where the agent is lost or the answer is an error.
+        """
+        end = time.monotonic() + timeout_s
+        poll = select.poll()  # select.select would refuse descriptors of 1024 and more
+        with self._lock:
+            if self._sock.fileno() >= 0:
+                poll.register(self._sock, select.POLLIN)
+        while True:
+            with self._lock:
+                self._drain()
+                found = self._answers.pop(ticket, None)
+                if found is None:
+                    self._check()
+            if found is not None:
+                if "error" in found:
+                    raise CenterError(f"client {self._client}: {found['error']}")
+                return found
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            poll.poll(1000 * min(left, _POLL_S))
+
+    def call(
+        self, what: str, limit_s: float, command: str, fds: Sequence[int] = (), **fields: Any
+    ) -> None:
+        """Send a request and wait for its answer; past `limit_s` the agent is given up."""
+        if self.answer(self.ask(command, fds, **fields), limit_s) is None:
+            self.give_up(f"no answer within {limit_s:g} s to {what}")
+
+    def give_up(self, why: str) -> None:
+        """End an agent that is stuck, and raise CenterError."""
+        with self._lock:
+            self._lose(f"was given up: {why}")
+            self._check()
+
+    def close(self) -> None:
+        """End the agent, stuck or not; does not wait for it."""
+        with self._lock:
+            self._lose("was closed")
+            self._sock.close()
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise CenterError(f"client {self._client}: its agent {self.lost}{self._log}")
+
+    def _drain(self) -> None:
+        try:
+            while self.lost is None:
+                message, _ = wire.receive(self._sock)
+                self._answers[message["ticket"]] = message
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError):
+            self._lose(None)
+
+    def _lose(self, why: Optional[str]) -> None:
+        """Note why the agent is lost (None: its end was seen) and shut the socket."""
+        if self.lost is None:
+            self.lost = self._zygote.fate(self._tag) if why is None else why
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)

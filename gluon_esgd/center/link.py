@@ -1,0 +1,295 @@
+"""The leader's link to the center: one zygote, one agent, and the mailboxes of its trainers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..errors import CenterError, raise_faults
+from .contract import check_contract
+from .ends import AgentEnd, ZygoteEnd
+from .layout import check_chunks, check_sizes
+from .lifeline import Lifeline
+from .mailbox import Mailbox
+from .memory import Memory
+
+__all__ = ["CenterLink"]
+
+
+class CenterLink:
+    """A leader's link to the servers; one per process, shared by all its trainers.
+
+    Starts a zygote and asks it for an agent; returns at once. Calls may come from several
+    threads. The KVStore lives in the agent, so nothing that happens to scheduler or servers
+    can block or end this process: each call raises CenterError when its limit has passed.
+
+    Parameters
+    ----------
+    scheduler : str
+        host:port of the parameter server's scheduler.
+    client, num_clients, num_servers : int
+        Number of this client, and how many clients and servers the job has.
+    sync : bool
+        True for rule 'sgd': the servers hand back the sum of each round. False for 'asgd' and
+        'esgd': they accumulate what arrives. The same on all clients.
+    job_dir : str, optional
+        Folder of the job. The agent then logs to ``logs/client{K}.agent.log`` in it, and
+        ``state/client{K}.agent`` tells the other leaders that this one has asked for its agent.
+    start_timeout_s : float, default 120
+        Limit for `wait_ready`, `attach` and `Mailbox.seed`.
+    limit_s : float, default 60
+        Limit for every other answer.
+
+    Raises
+    ------
+    ValueError
+        Lists every argument that is out of range.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        *,
+        client: int,
+        num_clients: int,
+        num_servers: int,
+        sync: bool,
+        job_dir: Optional[str] = None,
+        start_timeout_s: float = 120.0,
+        limit_s: float = 60.0,
+    ) -> None:
+        counts = {"client": client, "num_clients": num_clients, "num_servers": num_servers}
+        limits = {"start_timeout_s": start_timeout_s, "limit_s": limit_s}
+        raise_faults("center link", [*_faults(scheduler, **counts), *_limit_faults(limits)])
+        self.client, self.num_clients, self.num_servers = client, num_clients, num_servers
+        self.sync, self.scheduler = bool(sync), scheduler
+        self.start_timeout_s, self.limit_s = float(start_timeout_s), float(limit_s)
+        self._job_dir = None if job_dir is None else Path(job_dir)
+        self._owner, self._closed, self._lock = os.getpid(), False, threading.Lock()
+        self._mailboxes: Dict[str, Mailbox] = {}
+        self._bytes_of_closed = 0
+        self._asked_at = time.monotonic()
+        self._lifeline = Lifeline()
+        with self._log() as log:
+            self._zygote = ZygoteEnd(self._lifeline, log)
+        self._agent = self._new_agent()
+
+    def _new_agent(self) -> AgentEnd:
+        terms = {
+            "scheduler": self.scheduler,
+            "client": self.client,
+            "num_clients": self.num_clients,
+            "num_servers": self.num_servers,
+            "sync": self.sync,
+        }
+        if self._job_dir is not None:
+            (self._job_dir / "state").mkdir(parents=True, exist_ok=True)
+            self._roll_call(self.client).touch()
+        log_path = None if self._job_dir is None else str(self._log_path)
+        return AgentEnd(self._zygote, terms, tag=0, log_path=log_path)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent was not lost, given up or closed so far."""
+        return self._agent.lost is None
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes pushed to and pulled from the servers: 4 times the floats."""
+        with self._lock:
+            return self._bytes_of_closed + sum(m.bytes_moved for m in self._mailboxes.values())
+
+    @property
+    def agent_pid(self) -> int:
+        """Process number of the agent; waits until it is up."""
+        self.wait_ready()
+        return self._agent.pid
+
+    @property
+    def zygote_pid(self) -> int:
+        """Process number of the zygote."""
+        return self._zygote.process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until the agent's store is up, which needs all agents, all servers, the scheduler.
+
+        Raises
+        ------
+        CenterError
+            If that takes longer than ``start_timeout_s`` since the link was made. The message
+            says what was awaited and which clients were seen.
+        """
+        left = self._asked_at + self.start_timeout_s - time.monotonic()
+        if not self._agent.wait_ready(max(0.0, left)):
+            self._give_up(
+                f"its store was not up within {self.start_timeout_s:g} s; it waits for "
+                f"{self.num_clients} clients and {self.num_servers} servers at the scheduler "
+                f"{self.scheduler} ({_listening(self.scheduler)}); {self._missing()}"
+            )
+
+    def attach(
+        self,
+        name: str,
+        sizes: Sequence[int],
+        chunks: Sequence[Tuple[int, int]],
+        contract: Mapping[str, int],
+    ) -> Mailbox:
+        """Make the mailbox of one trainer; all leaders make the same ones in the same order.
+
+        Parameters
+        ----------
+        name : str
+            Prefix of its keys in the store.
+        sizes : sequence of int
+            Floats of each parameter; n is their sum.
+        chunks : sequence of (start, stop)
+            How n is cut into keys, see `even_chunks`.
+        contract : mapping of str to int
+            What must be equal on all clients, checked by `Mailbox.seed`. Absolute values
+            below 2**24. Number of floats and cuts are checked without being named here.
+
+        Raises
+        ------
+        CenterError
+            If the store is not up, or other clients do not attach theirs in time.
+        """
+        memory = self._checked_memory(name, sizes, chunks)
+        check_contract(contract, len(_own_contract(memory)))
+        terms = {**{k: int(v) for k, v in contract.items()}, **_own_contract(memory)}
+        self.wait_ready()
+        self._call(
+            f"the mailbox '{name}', which all {self.num_clients} clients must attach",
+            self.start_timeout_s, "attach", [memory.fd], name=name, contract=terms,
+        )  # fmt: skip
+        mailbox = Mailbox(self, name, memory)
+        with self._lock:
+            self._mailboxes[name] = mailbox
+        return mailbox
+
+    def _checked_memory(
+        self, name: str, sizes: Sequence[int], chunks: Sequence[Tuple[int, int]]
+    ) -> Memory:
+        if not isinstance(name, str):
+            raise TypeError(f"name={name!r} must be a str")
+        if not name or not name.isprintable() or name in self._mailboxes:
+            taken = ", ".join(sorted(self._mailboxes)) or "none"
+            raise ValueError(
+                f"name={name!r} must be printable, not empty and not in use (in use: {taken})"
+            )
+        plain = check_sizes(sizes)
+        return Memory.create(plain, check_chunks(chunks, sum(plain)))
+
+    def close(self) -> None:
+        """End agent and zygote; the center stays on the servers. Idempotent.
+
+        Does nothing in a process that was forked from the leader.
+        """
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        self._agent.close()
+        self._zygote.close()
+        self._lifeline.close()
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.close()
+
+    # What mailboxes use.
+
+    def _ask(self, command: str, **fields: Any) -> int:
+        return self._agent.ask(command, **fields)
+
+    def _answer(self, ticket: int, timeout_s: float) -> Optional[Dict[str, Any]]:
+        return self._agent.answer(ticket, timeout_s)
+
+    def _call(
+        self, what: str, limit_s: float, command: str, fds: Sequence[int] = (), **fields: Any
+    ) -> None:
+        self._agent.call(what, limit_s, command, fds, **fields)
+
+    def _give_up(self, why: str) -> None:
+        self._agent.give_up(why)
+
+    def _detach(self, mailbox: Mailbox) -> None:
+        with self._lock:
+            if self._mailboxes.pop(mailbox.name, None) is None:
+                return
+            self._bytes_of_closed += mailbox.bytes_moved
+        with contextlib.suppress(CenterError):  # an agent that is lost has forgotten it already
+            self._agent.ask("detach", name=mailbox.name)
+
+    # Job folder.
+
+    @property
+    def _log_path(self) -> Path:
+        assert self._job_dir is not None
+        return self._job_dir / "logs" / f"client{self.client}.agent.log"
+
+    @contextlib.contextmanager
+    def _log(self) -> Iterator[Optional[IO[bytes]]]:
+        if self._job_dir is None:
+            yield None
+            return
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log_path, "ab") as log:
+            yield log
+
+    def _roll_call(self, client: int) -> Path:
+        assert self._job_dir is not None
+        return self._job_dir / "state" / f"client{client}.agent"
+
+    def _missing(self) -> str:
+        if self._job_dir is None:
+            return "without a job_dir it is not known which clients have asked for their agents"
+        asked = [self._roll_call(i).exists() for i in range(self.num_clients)]
+        seen = ", ".join(str(i) for i, there in enumerate(asked) if there)
+        missing = ", ".join(str(i) for i, there in enumerate(asked) if not there) or "none"
+        return f"clients that have asked for their agent: {seen}; not seen: {missing}"
+
+
+def _faults(scheduler: Any, client: Any, num_clients: Any, num_servers: Any) -> List[str]:
+    faults = []
+    host, _, port = str(scheduler).rpartition(":")
+    if not isinstance(scheduler, str) or not host or not port.isdigit() or int(port) >= 65536:
+        faults.append(f"scheduler={scheduler!r} must be host:port, as the launcher gives it")
+    counts = (("client", client, 0), ("num_clients", num_clients, 1))
+    for name, value, least in (*counts, ("num_servers", num_servers, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            faults.append(f"{name}={value!r} must be an integer of at least {least}")
+    if not faults and client >= num_clients:
+        faults.append(f"client={client} must be below num_clients={num_clients}; count from 0")
+    return faults
+
+
+def _limit_faults(limits: Mapping[str, Any]) -> List[str]:
+    return [
+        f"{name}={value!r} must be a number of seconds above 0"
+        for name, value in limits.items()
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
+    ]
+
+
+def _own_contract(memory: Memory) -> Dict[str, int]:
+    cut = np.array(memory.chunks, np.int64).tobytes()
+    return {
+        "floats": memory.size,
+        "chunks": len(memory.chunks),
+        "sizes (checksum)": zlib.crc32(memory.sizes.tobytes()),
+        "cuts (checksum)": zlib.crc32(cut),
+    }
+
+
+def _listening(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except OSError as error:
+        return f"where nothing listens: {error}"
+    return "which listens"

@@ -1,0 +1,279 @@
+"""The leader's side of one trainer's center: snapshot in, center and shift out."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from .layout import AVERAGED, CARRIED, MOVED, chunk_range
+from .memory import Memory
+
+if TYPE_CHECKING:
+    from .link import CenterLink
+
+__all__ = ["Mailbox"]
+
+
+class Mailbox:
+    """One trainer's flat weights and its center; `CenterLink.attach` makes it.
+
+    No method waits longer than its limit. All of them raise CenterError on the calling
+    client when the agent or the servers are lost; `seed`, ``pull(sync=True)`` and `reduce` are
+    collective over the leaders of all clients, the others are this leader's own.
+
+    Attributes
+    ----------
+    x : ndarray of float32, shape (n,)
+        The leader writes its weights here. The agent reads them from the start of an exchange
+        to its end; `reduce` sums in place.
+    """
+
+    def __init__(self, link: CenterLink, name: str, memory: Memory) -> None:
+        self.name = name
+        self.x = memory.x
+        self._link, self._memory = link, memory
+        self._ticket: Optional[int] = None
+        self._rule = ""
+        self._started = 0.0
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an exchange was started and its shift not yet collected."""
+        return self._ticket is not None
+
+    @property
+    def distance(self) -> float:
+        """L2 norm of x minus center over the moved parameters at the last exchange."""
+        return self._memory.distance
+
+    @property
+    def center_version(self) -> int:
+        """How many whole centers have arrived here."""
+        return self._memory.version
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes pushed to and pulled from the servers for this trainer."""
+        return self._memory.moved_bytes
+
+    def seed(self, seeder: bool, out: np.ndarray) -> None:
+        """Make the seeder's x the center and fetch it; all leaders call it.
+
+        The bits of `out` are the same on all clients. A second call replaces the center.
+
+        Parameters
+        ----------
+        seeder : bool
+            True on exactly one client.
+        out : ndarray of float32, shape (n,)
+            Receives the center.
+
+        Raises
+        ------
+        CenterError
+            On all clients if their contracts differ, naming each differing entry with the
+            values; on those that wait longer than the link's ``start_timeout_s``.
+        """
+        self._check_out(out)
+        self._check_idle("seed")
+        self._link._call(
+            f"the seed of '{self.name}', for which all {self._link.num_clients} clients must ask",
+            self._link.start_timeout_s, "seed", name=self.name, seeder=bool(seeder),
+        )  # fmt: skip
+        self._memory.copy_center(out)
+
+    def start_exchange(self, rule: str, alpha: float, kinds: np.ndarray) -> None:
+        """Start an exchange of x with the center; returns at once.
+
+        ========  ==================================  ==============================
+        kind      ``esgd``: pull c, push d            ``asgd``: push d, pull c
+        ========  ==================================  ==============================
+        MOVED     ``d = alpha * (x - c)``             ``d = x - base``
+        AVERAGED  ``d = alpha * (x - c)``             ``d = alpha * (x - base)``
+        CARRIED   ``d = 0``                           ``d = 0``
+        ========  ==================================  ==============================
+
+        ``base`` is the center from which the caller's weights grew: that of the last ``asgd``
+        exchange, `seed` or ``pull(rebase=True)``. A plain `pull` only looks.
+
+        Parameters
+        ----------
+        rule : str
+            'esgd' or 'asgd'.
+        alpha : float
+            Moving rate.
+        kinds : ndarray of int, shape (number of parameters,)
+            MOVED, AVERAGED or CARRIED for each parameter.
+
+        Raises
+        ------
+        RuntimeError
+            If an exchange is in flight.
+        """
+        if rule not in ("esgd", "asgd"):
+            raise ValueError(f"rule={rule!r} must be 'esgd' or 'asgd'; under 'sgd' call reduce()")
+        self._check_async("start_exchange")
+        self._check_idle("start_exchange")
+        self._memory.kinds[:] = self._checked_kinds(kinds)
+        self._started, self._rule = time.monotonic(), rule
+        self._ticket = self._link._ask("exchange", name=self.name, rule=rule, alpha=float(alpha))
+
+    def collect(self, out: np.ndarray, timeout_s: float) -> bool:
+        """Wait for the exchange in flight; the servers have then acknowledged the push.
+
+        Parameters
+        ----------
+        out : ndarray of float32, shape (n,)
+            Receives the shift that the caller adds to its MOVED weights: ``-d`` for ``esgd``,
+            ``c - x`` for ``asgd``.
+        timeout_s : float
+            Wait no longer than this; 0 looks only.
+
+        Returns
+        -------
+        bool
+            False if it is late: it stays in flight, call again.
+
+        Raises
+        ------
+        RuntimeError
+            If no exchange is in flight.
+        CenterError
+            If the agent is lost, or no answer came within the link's ``limit_s`` of the start.
+        """
+        self._check_out(out)
+        if self._ticket is None:
+            raise RuntimeError("collect() needs an exchange in flight: call start_exchange() first")
+        if not self._finished(timeout_s):
+            return False
+        memory = self._memory
+        if self._rule == "esgd":
+            np.negative(memory.buffers[1 - memory.whole], out=out)
+        else:
+            np.subtract(memory.buffers[memory.whole], memory.x, out=out)
+        return True
+
+    def _finished(self, timeout_s: float) -> bool:
+        ticket, limit_s = self._ticket, self._link.limit_s
+        assert ticket is not None
+        left = self._started + limit_s - time.monotonic()
+        try:
+            answer = self._link._answer(ticket, max(0.0, min(timeout_s, left)))
+            if answer is None and timeout_s < left:
+                return False
+            self._ticket = None
+            if answer is None:
+                self._link._give_up(
+                    f"no answer within {limit_s:g} s to an exchange of '{self.name}'"
+                )
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._ticket = None
+            raise
+        return True
+
+    def pull(self, out: np.ndarray, sync: bool = False, rebase: bool = False) -> None:
+        """Fetch the center as it is now.
+
+        Parameters
+        ----------
+        out : ndarray of float32, shape (n,)
+            Receives the center.
+        sync : bool, default False
+            If True all leaders call it, and all get the same version: no client goes on before
+            all have pulled.
+        rebase : bool, default False
+            True says that the caller's weights now start from this center: ``asgd`` then
+            counts their change from it. False only looks.
+
+        Raises
+        ------
+        RuntimeError
+            If an exchange is in flight, whose difference the pull would overwrite.
+        CenterError
+            If there is no answer within the link's ``limit_s``.
+        """
+        self._check_out(out)
+        self._check_async("pull")
+        self._check_idle("pull")
+        together = f", for which all {self._link.num_clients} clients must ask" if sync else ""
+        self._link._call(
+            f"a pull of '{self.name}'{together}",
+            self._link.limit_s, "pull", name=self.name, sync=bool(sync), rebase=bool(rebase),
+        )  # fmt: skip
+        self._memory.copy_center(out)
+
+    def last_center(self, out: np.ndarray) -> bool:
+        """Copy the last whole center into `out`, asking nobody; False if there is none."""
+        self._check_out(out)
+        return self._memory.copy_center(out)
+
+    def reduce(self, start: int, stop: int) -> None:
+        """Sum ``x[start:stop]`` over all clients, in place; all leaders call it in one order.
+
+        Parameters
+        ----------
+        start, stop : int
+            Must be made of whole chunks.
+
+        Raises
+        ------
+        ValueError
+            If the link is not ``sync``, or ``[start, stop)`` cuts a chunk.
+        CenterError
+            If there is no answer within the link's ``limit_s``.
+        """
+        if not self._link.sync:
+            raise ValueError("reduce() needs a link with sync=True (rule 'sgd')")
+        first, last = chunk_range(self._memory.chunks, int(start), int(stop))
+        self._link._call(
+            f"the sum of '{self.name}' [{start}, {stop}) over {self._link.num_clients} clients",
+            self._link.limit_s, "reduce", name=self.name, first=first, last=last,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let the agent forget this mailbox; the center stays on the servers. Idempotent."""
+        self._link._detach(self)
+        self._ticket = None
+        self._memory.close()
+
+    def _check_out(self, out: Any) -> None:
+        n = self.x.size
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
+        if out.dtype != np.float32 or out.shape != (n,) or not out.flags.writeable:
+            raise ValueError(
+                f"out is {out.dtype} of shape {out.shape}, writeable={out.flags.writeable}; "
+                f"it must be a writeable float32 array of shape ({n},): "
+                f"numpy.empty({n}, 'float32')"
+            )
+
+    def _check_idle(self, what: str) -> None:
+        if self._ticket is not None:
+            raise RuntimeError(
+                f"{what}() of '{self.name}' while an exchange is in flight; collect() it first"
+            )
+
+    def _check_async(self, what: str) -> None:
+        if self._link.sync:
+            raise ValueError(
+                f"{what}() needs a link with sync=False: under rule 'sgd' servers hand back sums "
+                "and hold no center"
+            )
+
+    def _checked_kinds(self, kinds: Any) -> np.ndarray:
+        found, count = np.asarray(kinds), self._memory.sizes.size
+        if found.shape != (count,) or found.dtype.kind not in "iu":
+            raise ValueError(
+                f"kinds is {found.dtype} of shape {found.shape}; it must be integers of shape "
+                f"({count},), one for each parameter"
+            )
+        faulty = np.flatnonzero((found < MOVED) | (found > CARRIED))
+        if faulty.size:
+            raise ValueError(
+                f"kinds[{faulty[0]}]={found[faulty[0]]} must be MOVED ({MOVED}), "
+                f"AVERAGED ({AVERAGED}) or CARRIED ({CARRIED})"
+            )
+        return found
