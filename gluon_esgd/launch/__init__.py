@@ -1,8 +1,4 @@
-"""The launcher: a `JobSpec` is checked, planned as data, and run. Standard library only."""
+"""The launcher: `spec.JobSpec` is checked, `plan.plan` makes processes of it, `run.run` runs them.
 
-from __future__ import annotations
-
-from .plan import Process, Site, plan
-from .spec import JobSpec
-
-__all__ = ["JobSpec", "Process", "Site", "plan"]
+Standard library only. This module stays empty because every rank imports it.
+"""

@@ -9,13 +9,14 @@ import subprocess
 import time
 from typing import Dict, List, Mapping, Optional
 
+from ..settings import PREFIX
 from . import proc
 from .plan import Process
 from .state import Failure, exit_code
 
 __all__ = ["Child", "clean_environment"]
 
-_DROPPED = ("DMLC_", "PS_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "GLUON_ESGD_")
+_DROPPED = ("DMLC_", "PS_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", PREFIX)
 
 
 def clean_environment(environ: Mapping[str, str]) -> Dict[str, str]:

@@ -13,7 +13,6 @@ __all__ = ["Ending"]
 
 INTERRUPT_S = 3.0  # what ranks have after SIGINT, to save and to report
 TERMINATE_S = 3.0  # what everything has after SIGTERM
-SWEEP_S = 3.0  # what killed processes have to vanish
 _RANK = ["-m", "gluon_esgd.launch.rank"]
 
 
@@ -28,13 +27,13 @@ class Ending:
     ----------
     children : list of Child
         All that was started; may still grow.
-    job_dir : str
-        Marks the job's processes in their environment.
+    marker : str
+        NAME=VALUE that marks the job's processes in their environment.
     """
 
-    def __init__(self, children: List[Child], job_dir: str) -> None:
+    def __init__(self, children: List[Child], marker: str) -> None:
         self._children = children
-        self._marker = f"GLUON_ESGD_JOB_DIR={job_dir}"
+        self._marker = marker
         self._steps = [
             (0.0, self._interrupt),
             (INTERRUPT_S, self._terminate),
@@ -87,8 +86,7 @@ class Ending:
 
     def _kill(self) -> None:
         self._end(self._children, signal.SIGKILL)
-        for pid in proc.job_processes(self._marker):
-            proc.signal_quietly(pid, signal.SIGKILL)
+        proc.kill_job(self._marker, limit_s=0.1)
 
     def _end(self, children: Sequence[Child], number: int) -> None:
         for child in children:
@@ -96,11 +94,7 @@ class Ending:
 
     def sweep(self) -> None:
         """Kill what outlived its parents, and wait, bounded, until it is gone."""
-        limit = time.monotonic() + SWEEP_S
         self._end(self._children, signal.SIGKILL)
-        while proc.job_processes(self._marker) and time.monotonic() < limit:
-            for pid in proc.job_processes(self._marker):
-                proc.signal_quietly(pid, signal.SIGKILL)
-            time.sleep(0.02)
+        proc.kill_job(self._marker)
         for child in self._children:
             child.poll()

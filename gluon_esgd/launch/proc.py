@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Set
 
@@ -16,6 +17,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "job_processes",
+    "kill_job",
     "signal_name",
     "signal_quietly",
 ]
@@ -77,6 +79,17 @@ def job_processes(marker: str) -> Dict[int, List[str]]:
         if pid != os.getpid() and wanted in _read(pid, "environ").split(b"\0") and _is_alive(pid):
             out[pid] = _read(pid, "cmdline").decode("utf-8", "replace").split("\0")[:-1]
     return out
+
+
+def kill_job(marker: str, limit_s: float = 3.0) -> None:
+    """Kill the processes that `marker` marks, and wait at most `limit_s` until they are gone."""
+    limit = time.monotonic() + limit_s
+    left = job_processes(marker)
+    while left and time.monotonic() < limit:
+        for pid in left:
+            signal_quietly(pid, signal.SIGKILL)
+        time.sleep(0.02)
+        left = job_processes(marker)
 
 
 def _read(pid: int, name: str) -> bytes:

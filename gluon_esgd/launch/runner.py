@@ -11,9 +11,11 @@ import sys
 import time
 from typing import Dict, List, Mapping, Optional, Sequence
 
+from ..settings import PREFIX
 from . import proc
 from .child import Child
 from .ending import Ending
+from .guard import Guard
 from .plan import Process
 from .state import Failure, first_failed_rank, missing_ranks
 from .terminal import Terminal
@@ -61,13 +63,14 @@ class Runner:
         self._lines: Dict[int, bytes] = {}
         self._failure: Optional[Failure] = None
         self._all_started = False
-        self._ending = Ending(self._children, job_dir)
+        self._marker = f"{PREFIX}JOB_DIR={job_dir}"
+        self._ending = Ending(self._children, self._marker)
         self._began = time.monotonic()
         self._signals = SignalPipe([*_ASKED, signal.SIGCHLD])
 
     def run(self) -> int:
         """Run the job to its end; return the exit code."""
-        began = time.time()
+        began, guard = time.time(), Guard(self._marker)
         self._selector.register(self._signals, selectors.EVENT_READ)
         try:
             self._start()
@@ -77,6 +80,7 @@ class Runner:
             self._ending.sweep()
             self._drain()
             proc.clean_shared_memory(began)
+            guard.dismiss()
         return self._verdict()
 
     def _start(self) -> None:
