@@ -214,7 +214,8 @@ class AgentEnd:
 
     def _check(self) -> None:
         if self.lost is not None:
-            raise CenterError(f"client {self._client}: its agent {self.lost}{self._log}")
+            who = f"its agent (pid {self.pid})" if self.pid else "its agent"
+            raise CenterError(f"client {self._client}: {who} {self.lost}{self._log}")
 
     def _drain(self) -> None:
         try:
