@@ -84,11 +84,10 @@ class ZygoteEnd:
                 gone = self._drain()
                 if tag in self._endings:
                     return _ending(self._endings[tag])
-            if gone or self.process.poll() is not None:
-                break
+            if gone and self.process.poll() is not None:
+                return f"is gone with its zygote, which ended with {self.process.returncode}"
             time.sleep(_POLL_S)
-        code = self.process.poll()
-        return "is gone" if code is None else f"is gone with its zygote, which ended with {code}"
+        return "is gone"
 
     def _drain(self) -> bool:
         try:

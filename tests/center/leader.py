@@ -12,6 +12,7 @@ import time
 
 from gluon_esgd.center import CenterLink
 
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # as the launcher binds a rank
 link = CenterLink(
     sys.argv[1], client=0, num_clients=1, num_servers=1, sync=False, job_dir=sys.argv[2],
     start_timeout_s=60.0,

@@ -103,9 +103,8 @@ def test_a_killed_agent_is_told_at_the_next_call(tmp_path: Path) -> None:
         os.kill(link.zygote_pid, signal.SIGSTOP)  # nobody can ask it what became of the agent
         os.kill(link.agent_pid, signal.SIGKILL)
         until(lambda: ended(link.agent_pid), 2.0)
-        with within(2.0), pytest.raises(
-            CenterError, match="its agent .pid [0-9]+. is gone; its log is"
-        ):
+        said = r"its agent \(pid \d+\) is gone; its log is"
+        with within(2.0), pytest.raises(CenterError, match=said):
             mailbox.pull(out)
         os.kill(link.zygote_pid, signal.SIGCONT)
         assert not link.alive
@@ -121,7 +120,7 @@ def test_an_agent_killed_in_an_exchange_is_told_by_collect() -> None:
         mailbox.start_exchange("esgd", 0.5, KINDS)
         pid = job.links[0].agent_pid
         os.kill(pid, signal.SIGKILL)
-        said = f"client 0: its agent .pid {pid}. was killed by SIGKILL"
+        said = rf"client 0: its agent \(pid {pid}\) was killed by SIGKILL"
         with within(2.0), pytest.raises(CenterError, match=said):
             mailbox.collect(out, 20.0)
         assert not mailbox.in_flight
@@ -190,9 +189,11 @@ def test_a_start_that_lacks_scheduler_and_clients_says_so(tmp_path: Path) -> Non
 def test_a_zygote_that_cannot_start_is_told(monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     link = CenterLink("127.0.0.1:9", client=0, num_clients=1, num_servers=1, sync=False)
-    with within(5.0), pytest.raises(CenterError, match="zygote, which ended with 1"):
-        link.wait_ready()
-    link.close()
+    try:
+        with within(5.0), pytest.raises(CenterError, match="zygote, which ended with 1"):
+            link.wait_ready()
+    finally:
+        link.close()
 
 
 @pytest.mark.parametrize("with_agent", [False, True])
