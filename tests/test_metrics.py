@@ -10,6 +10,8 @@ from mxnet.gluon import nn
 
 from gluon_esgd import metrics
 
+from .pool import Shape
+
 
 class Ranks:
     """The ranks of a client as threads that meet in allgather."""
@@ -150,3 +152,36 @@ def test_a_client_that_never_reports_is_none(monkeypatch, tmp_path):
 def test_no_job_folder_gives_own_only(monkeypatch):
     ranks = Ranks(1, num_clients=2)
     assert ranks.run(monkeypatch, lambda r: metrics.share_with_main({"a": 1})) == [[{"a": 1}, None]]
+
+
+def on_real_ranks():
+    from gluon_esgd import world
+
+    rank, size = world().rank, world().size
+    scores = mx.nd.array(np.eye(4)[[0, 1, 2, 3, 0]])
+    labels = mx.nd.array([0, 1, 2, 0, 1])  # three of five are right
+    mine = slice(rank, None, size)
+    return [
+        metrics.average({"a": rank + 1.0}, weight=rank),
+        metrics.evaluate(
+            nn.Activation("relu"), [(scores[mine], labels[mine])], mx.metric.Accuracy()
+        ),
+        metrics.share_with_main({"client": world().client}),
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2), Shape(3)], ids=lambda s: s.workers)
+def test_real_ranks_agree(pools, shape):
+    n = shape.workers
+    mean = sum((r + 1) * r for r in range(n)) / sum(range(n))
+    expected = [{"a": pytest.approx(mean)}, {"accuracy": 0.6}, [{"client": 0}]]
+    assert pools.get(shape).run(on_real_ranks) == [expected] * n
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, clients=2, servers=1, rule="esgd")], ids=["2x2"])
+def test_clients_of_a_job_find_each_other(pools, shape):
+    results = [r[2] for r in pools.get(shape).run(on_real_ranks)]
+    assert results[:2] == [[{"client": 0}, {"client": 1}]] * 2
+    assert results[2:] == [[None, {"client": 1}]] * 2
