@@ -18,7 +18,7 @@ from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
 from .errors import CenterError
-from .parameters import Weights
+from .parameters import Weights, take_from_leader
 from .topology import World
 
 __all__ = ["CenterExchange", "Interval"]
@@ -111,19 +111,13 @@ class CenterExchange:
             On all ranks of the client.
         """
         self._weights = weights
-        self._flat = mx.nd.zeros((max(1, weights.size),))
+        self._flat = weights.flat()
         self._host = view(self._flat)[: weights.size]
-        weights.copy_to(self._flat)
         self._world.on_leader(lambda: self._seed(contract))
-        if self._world.client == 0:
-            return False
-        self._world.control.broadcast(self._host, "the broadcast of the center")
-        weights.set_to(self._flat)
-        return True
+        return take_from_leader(self._world, weights, self._flat)
 
     def _seed(self, contract: dict) -> None:
         assert self._link is not None
-        self._flat.wait_to_read()
         self._link.wait_ready()
         chunks = even_chunks(self._weights.size, self._world.settings.num_servers)
         self._mailbox = self._link.attach(self._name, self._weights.sizes, chunks, contract)

@@ -13,9 +13,15 @@ from mxnet.gluon import Parameter
 from .center import AVERAGED, CARRIED, MOVED
 from .collectives import agree
 from .communicator import Communicator
+from .engine import view
 from .optim import master_weight
+from .topology import World
 
-__all__ = ["Weights", "broadcast", "check_alike", "contract", "digest", "follow_leader"]
+__all__ = [
+    "Weights",
+    "broadcast", "check_alike", "contract", "digest", "follow_leader",
+    "take_from_leader",
+]
 
 
 def describe(param: Parameter) -> List[Any]:
@@ -124,6 +130,13 @@ class Weights:
             for i, n, end in zip(self.order, self.sizes, ends)
         ]
 
+    def flat(self) -> mx.nd.NDArray:
+        """Return a new flat float32 CPU array with the weights in it, ready to be read."""
+        out = mx.nd.zeros((max(1, self.size),))
+        self.copy_to(out)
+        out.wait_to_read()
+        return out
+
     def copy_to(self, flat: mx.nd.NDArray) -> None:
         """Push copies of the weights (fp32 masters where there are) into `flat`."""
         for i, out in zip(self.order, self._slices(flat)):
@@ -175,6 +188,28 @@ class Weights:
             master_weight(self._optimizer, data, updater.states.get(index))
             for data, updater in zip(self._params[index].list_data(), self._updaters)
         ]
+
+
+def take_from_leader(world: World, weights: Weights, flat: mx.nd.NDArray) -> bool:
+    """Put what the leader got from client 0 into every rank; collective in the client.
+
+    Parameters
+    ----------
+    world : World
+    weights : Weights
+    flat : NDArray
+        This rank's weights, and on the leader client 0's.
+
+    Returns
+    -------
+    bool
+        Whether this rank's trained weights were others before.
+    """
+    before = weights.flat()
+    world.control.broadcast(view(flat), "the broadcast of client 0's weights")
+    weights.set_to(flat)
+    trained = slice(0, weights.num_moved)
+    return not np.array_equal(view(before)[trained], view(flat)[trained])
 
 
 def _is_statistic(param: Parameter) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from .center import CenterLink, Mailbox, even_chunks
 from .collectives import allreduce
 from .engine import view
-from .parameters import Weights
+from .parameters import Weights, take_from_leader
 from .topology import World
 
 __all__ = ["ClientRounds"]
@@ -50,16 +50,10 @@ class ClientRounds:
         bool
             Whether this client's weights were replaced.
         """
-        flat = mx.nd.zeros((max(1, weights.size),))
-        weights.copy_to(flat)
-        flat.wait_to_read()
+        flat = weights.flat()
         host = view(flat)[: weights.size]
         self._world.on_leader(lambda: self._open(weights, buckets, contract, host))
-        if self._world.client == 0:
-            return False
-        self._world.control.broadcast(host, "the broadcast of client 0's weights")
-        weights.set_to(flat)
-        return True
+        return take_from_leader(self._world, weights, flat)
 
     def _open(
         self, weights: Weights, buckets: Sequence[int], contract: Dict[str, int], host: np.ndarray
@@ -67,16 +61,13 @@ class ClientRounds:
         assert self._link is not None
         self._link.wait_ready()
         servers = self._world.settings.num_servers
-        chunks = [
-            *even_chunks(weights.num_moved, servers),
-            *_shifted(even_chunks(weights.size - weights.num_moved, servers), weights.num_moved),
-        ]
+        chunks = _chunks([weights.num_moved, weights.size - weights.num_moved], servers)
         self._weights = self._link.attach(f"{self._name}.weights", weights.sizes, chunks, contract)
         self._weights.x[:] = host
         self._weights.seed(self._world.client == 0, host)
         ends = np.cumsum(buckets).tolist()
         self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
-        chunks = [c for a, b in self._spans for c in _shifted(even_chunks(b - a, servers), a)]
+        chunks = _chunks(buckets, servers)
         self._gradients = self._link.attach(f"{self._name}.gradients", buckets, chunks, {})
 
     def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
@@ -92,9 +83,7 @@ class ClientRounds:
 
         Collective in the client, and with several clients in the job; waits.
         """
-        flat = mx.nd.zeros((max(1, weights.size),))
-        weights.copy_to(flat)
-        flat.wait_to_read()
+        flat = weights.flat()
         statistics = view(flat)[weights.num_moved : weights.size]
         if not statistics.size:
             return flat
@@ -117,5 +106,10 @@ class ClientRounds:
         return self._link.bytes_moved if self._link is not None else 0
 
 
-def _shifted(chunks: Sequence[Tuple[int, int]], by: int) -> List[Tuple[int, int]]:
-    return [(a + by, b + by) for a, b in chunks]
+def _chunks(sizes: Sequence[int], servers: int) -> List[Tuple[int, int]]:
+    """Cut consecutive pieces of these sizes, each evenly, so that each can be summed alone."""
+    out, start = [], 0
+    for size in sizes:
+        out += [(start + a, start + b) for a, b in (even_chunks(size, servers) if size else [])]
+        start += size
+    return out

@@ -99,16 +99,20 @@ class World:
 
         Raises
         ------
+        Exception
+            On the leader, what `action` raised.
         CenterError
-            On every rank, when `action` raised one.
+            On the other ranks, with the same text.
         """
-        text = None
+        failure = None
         if self.is_leader:
             try:
                 action()
-            except CenterError as error:
-                text = str(error)
-        text = self.broadcast(text)
+            except Exception as error:
+                failure = error
+        text = self.broadcast(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
         if text is not None:
             raise CenterError(text)
 

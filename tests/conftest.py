@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Iterator
+from typing import Iterator, List
 
 import pytest
 
@@ -28,3 +28,13 @@ def _no_variable_leaks() -> Iterator[None]:
     after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     before.pop("PYTEST_CURRENT_TEST", None)
     assert after == before
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Put tests that need the same job next to each other, so that it is started once."""
+
+    def job(item: pytest.Item) -> str:
+        call = getattr(item, "callspec", None)
+        return str(call.params.get("shape", "")) if call is not None else ""
+
+    items.sort(key=job)  # stable: within a job the order is that of the files

@@ -138,7 +138,7 @@ class Pool:
 class Pools:
     """The pools of a test session, made when first asked for; at most a few live at once."""
 
-    LARGEST = 4
+    LARGEST = 3
 
     def __init__(self) -> None:
         self._pools: Dict[Shape, Pool] = {}

@@ -35,18 +35,18 @@ def test_the_suite_knows_every_algorithm() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("shape", [Shape(2), Shape(3), Shape(4)], ids=lambda s: s.workers)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_is_right_and_has_the_same_bits_on_all_ranks(
-    pools: Pools, ranks: int, algorithm: str
+    pools: Pools, shape: Shape, algorithm: str
 ) -> None:
-    pool = pools.get(Shape(ranks))
+    pool = pools.get(shape)
     for size in SIZES:
         for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-14)):
             results = pool.run(_reduce, algorithm, size, dtype)
             digests, errors = zip(*results)
             assert len(set(digests)) == 1, (size, dtype)
-            assert max(errors) < tolerance * ranks**2, (size, dtype)
+            assert max(errors) < tolerance * shape.workers**2, (size, dtype)
 
 
 def _twice(size: int) -> bool:
@@ -61,8 +61,9 @@ def _twice(size: int) -> bool:
 
 
 @pytest.mark.mpi
-def test_order_of_the_sum_is_fixed(pools: Pools) -> None:
-    assert all(pools.get(Shape(3)).run(_twice, 100_003))
+@pytest.mark.parametrize("shape", [Shape(3)], ids=lambda s: s.workers)
+def test_order_of_the_sum_is_fixed(pools: Pools, shape: Shape) -> None:
+    assert all(pools.get(shape).run(_twice, 100_003))
 
 
 def _specials() -> list:
@@ -74,8 +75,9 @@ def _specials() -> list:
 
 
 @pytest.mark.mpi
-def test_nan_and_inf_travel(pools: Pools) -> None:
-    for nan, plus, minus, two in pools.get(Shape(2)).run(_specials):
+@pytest.mark.parametrize("shape", [Shape(2)], ids=lambda s: s.workers)
+def test_nan_and_inf_travel(pools: Pools, shape: Shape) -> None:
+    for nan, plus, minus, two in pools.get(shape).run(_specials):
         assert nan != nan and plus == np.inf and minus == -np.inf and two == 2
 
 
