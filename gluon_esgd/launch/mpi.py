@@ -12,9 +12,31 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import LaunchError
 
-__all__ = ["Mpi", "find"]
+__all__ = ["Mpi", "Reach", "find"]
 
 Share = Tuple[str, int]  # a host and the number of ranks on it
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How the ranks of a client are reached.
+
+    Attributes
+    ----------
+    local : bool
+        All are on this machine; addresses are then loopback.
+    remote_shell : str
+        Else: what reaches another host, with its arguments.
+    own_name : str, optional
+        By which name the other hosts reach this machine, where the user gave one.
+    names : tuple of str
+        Environment variables that ranks on other hosts must get.
+    """
+
+    local: bool
+    remote_shell: str = "ssh"
+    own_name: Optional[str] = None
+    names: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,75 +47,53 @@ class Mpi:
     vendor: str
     version: str = ""
 
-    def argv(
-        self,
-        shares: Sequence[Share],
-        local: bool,
-        remote_shell: str,
-        names: Sequence[str],
-        command: Sequence[str],
-    ) -> List[str]:
+    def argv(self, shares: Sequence[Share], reach: Reach, command: Sequence[str]) -> List[str]:
         """Return the command that starts one client.
 
         Parameters
         ----------
         shares : sequence of (str, int)
             Hosts in order, each with its number of ranks.
-        local : bool
-            Whether all ranks are on this machine; addresses are then loopback.
-        remote_shell : str
-            What reaches another host, with its arguments.
-        names : sequence of str
-            Environment variables that ranks on other hosts must get.
+        reach : Reach
+            How the hosts are reached.
         command : sequence of str
             What each rank runs.
         """
         ranks = str(sum(count for _, count in shares))
-        build = _mpich if self.vendor == "mpich" else _openmpi
-        options = build(self, shares, local, remote_shell, names)
+        options = (_mpich if self.vendor == "mpich" else _openmpi)(self, shares, reach)
         return [self.mpiexec, "-n", ranks, *options, *command]
 
-    def environment(self, local: bool, remote_shell: str) -> Dict[str, str]:
-        """Return variables that this vendor needs; those that the user set win.
-
-        Parameters
-        ----------
-        local : bool
-            Whether all ranks are on this machine.
-        remote_shell : str
-            What reaches another host, with its arguments.
-        """
+    def environment(self, reach: Reach) -> Dict[str, str]:
+        """Return variables that this vendor needs; those that the user set win."""
         if self.vendor == "openmpi":
             out = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            return {**out, "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"} if local else out
-        if local:
+            alone = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"} if reach.local else {}
+            return {**out, **alone}
+        if reach.local:
             return {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
-        extra = remote_shell.split(None, 1)[1:]
+        extra = reach.remote_shell.split(None, 1)[1:]
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": extra[0]} if extra else {}
 
 
-def _mpich(
-    mpi: Mpi, shares: Sequence[Share], local: bool, remote_shell: str, names: Sequence[str]
-) -> List[str]:
+def _mpich(mpi: Mpi, shares: Sequence[Share], reach: Reach) -> List[str]:
     options = ["-bind-to", "none"]
-    if local:
+    if reach.local:
         return [*options, "-launcher", "fork", "-iface", "lo", "-localhost", "127.0.0.1"]
-    shell = remote_shell.split()[0]
+    shell = reach.remote_shell.split()[0]
     launcher = "ssh" if os.path.basename(shell) == "ssh" else "rsh"
-    reach = ["-launcher", launcher, "-launcher-exec", shutil.which(shell) or shell]
-    return [*options, *reach, "-hosts", _host_list(shares), "-genvall"]
+    through = ["-launcher", launcher, "-launcher-exec", shutil.which(shell) or shell]
+    own = ["-localhost", reach.own_name] if reach.own_name else []
+    return [*options, *through, *own, "-hosts", _host_list(shares), "-genvall"]
 
 
-def _openmpi(
-    mpi: Mpi, shares: Sequence[Share], local: bool, remote_shell: str, names: Sequence[str]
-) -> List[str]:
+def _openmpi(mpi: Mpi, shares: Sequence[Share], reach: Reach) -> List[str]:
     options = ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
-    if local:
+    if reach.local:
         return options
     old = mpi.version.startswith(("3.", "4."))
     agent = ["--mca", "plm_rsh_agent"] if old else ["--prtemca", "plm_ssh_agent"]
-    passed = [word for name in names for word in ("-x", name)]
-    return [*options, *agent, remote_shell, "--host", _host_list(shares), *passed]
+    passed = [word for name in reach.names for word in ("-x", name)]
+    return [*options, *agent, reach.remote_shell, "--host", _host_list(shares), *passed]
 
 
 def _host_list(shares: Sequence[Share]) -> str:

@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ..settings import Settings
 from .hosts import place_workers, remote_argv
-from .mpi import Mpi
+from .mpi import Mpi, Reach
 from .spec import JobSpec
 
 __all__ = ["Process", "Site", "plan", "show"]
@@ -106,26 +106,26 @@ def _client(spec: JobSpec, site: Site, client: int) -> Process:
     mine = hosts[client * spec.client_size : (client + 1) * spec.client_size]
     name, log = f"client {client}", f"{site.job_dir}/logs/client{client}.log"
     env = {**_user_env(spec, site), **_settings(spec, site, client).environment()}
-    if len(mine) == 1:
-        argv = _wrapped(site, "gluon_esgd.launch.rank", [], spec.command)
-        return _placed(spec, site, Process(name, mine[0], argv, env, log, client))
-    argv = tuple(_mpi_argv(spec, site, mine, env))
-    return Process(name, mine[0], argv, {**_vendor_env(spec, site), **env}, log, client)
+    if len(mine) > 1:
+        argv, vendor_env = _mpi_job(spec, site, mine, env)
+        return Process(name, mine[0], argv, {**vendor_env, **env}, log, client)
+    argv = _wrapped(site, "gluon_esgd.launch.rank", [], spec.command)
+    return _placed(spec, site, Process(name, mine[0], argv, env, log, client))
 
 
-def _mpi_argv(spec: JobSpec, site: Site, hosts: Sequence[str], env: Mapping[str, str]) -> List[str]:
+def _mpi_job(
+    spec: JobSpec, site: Site, hosts: Sequence[str], env: Mapping[str, str]
+) -> Tuple[Tuple[str, ...], Dict[str, str]]:
+    """Return the command of a client of several ranks, and what its MPI wants in `env`."""
     assert site.mpi is not None, "clients of several ranks are planned with an mpiexec"
+    own_name = next((host.name for host in spec.host_list if host.name in site.here), None)
+    local = set(hosts) <= site.here
+    reach = Reach(local, spec.remote_shell, own_name, tuple(sorted(env)))
     shares = [(host, len(list(group))) for host, group in groupby(hosts)]
     command = _wrapped(site, "gluon_esgd.launch.rank", [], spec.command)
-    local = set(hosts) <= site.here
-    return site.mpi.argv(shares, local, spec.remote_shell, sorted(env), command)
-
-
-def _vendor_env(spec: JobSpec, site: Site) -> Dict[str, str]:
-    assert site.mpi is not None, "clients of several ranks are planned with an mpiexec"
-    local = {host.name for host in spec.host_list} <= site.here
-    wanted = site.mpi.environment(local, spec.remote_shell)
-    return {name: value for name, value in wanted.items() if name not in site.environ}
+    wanted = site.mpi.environment(reach)
+    vendor_env = {name: value for name, value in wanted.items() if name not in site.environ}
+    return tuple(site.mpi.argv(shares, reach, command)), vendor_env
 
 
 def _wrapped(

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Set
 
+from ..settings import PREFIX
+
 __all__ = [
     "adopt_orphans",
     "clean_shared_memory",
@@ -19,6 +21,7 @@ __all__ = [
     "files_in_use",
     "job_processes",
     "kill_job",
+    "marker",
     "signal_name",
     "signal_quietly",
 ]
@@ -71,6 +74,11 @@ def descendants(root: int) -> List[int]:
 
 def _is_alive(pid: int) -> bool:
     return _stat_fields(pid)[:1] not in ([], ["Z"])
+
+
+def marker(job_dir: str) -> str:
+    """Return the NAME=VALUE that is in the environment of every process of a job."""
+    return f"{PREFIX}JOB_DIR={job_dir}"
 
 
 def job_processes(marker: str) -> Dict[int, List[str]]:

@@ -11,8 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import FrozenSet, Iterator, Mapping, Optional
 
+from ..errors import LaunchError
 from ..settings import PREFIX, Settings, read
-from . import mpi
+from . import mpi, proc
 from .faults import OWNED
 from .hosts import is_here
 from .plan import Site, plan, show
@@ -29,8 +30,10 @@ def run(spec: JobSpec) -> int:
 
     Raises
     ------
+    LaunchError
+        Another job runs in the folder of the job.
     OSError
-        The folder of the job cannot be made.
+        The folder cannot be made.
     """
     site = look_around(spec, os.environ)
     processes = plan(spec, site)
@@ -92,6 +95,8 @@ def _free_port(address: str) -> int:
 
 def _make_job_dir(path: str) -> None:
     """Make the folder, private; logs and state of an earlier job in it move aside."""
+    if proc.job_processes(proc.marker(path)):
+        raise LaunchError(f"a job is running in {path}; end it, or give another --job-dir")
     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     for part in (Path(path, "logs"), Path(path, "state")):
         if part.exists():

@@ -11,7 +11,6 @@ import sys
 import time
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from ..settings import PREFIX
 from . import proc
 from .child import Child
 from .ending import Ending
@@ -63,7 +62,7 @@ class Runner:
         self._lines: Dict[int, bytes] = {}
         self._failure: Optional[Failure] = None
         self._all_started = False
-        self._marker = f"{PREFIX}JOB_DIR={job_dir}"
+        self._marker = proc.marker(job_dir)
         self._ending = Ending(self._children, self._marker)
         self._began = time.monotonic()
         self._signals = SignalPipe([*_ASKED, signal.SIGCHLD])
@@ -88,7 +87,7 @@ class Runner:
             try:
                 child = Child(process, self._environ)
             except OSError as error:
-                how = f"{process.argv[0]} cannot be started ({error.strerror})"
+                how = f"failed: {process.argv[0]} cannot be started ({error.strerror})"
                 return self._fail(Failure(process.name, how, 1, time.time()))
             self._children.append(child)
             for fd in child.output:
@@ -137,7 +136,7 @@ class Runner:
         print(
             f"gluon-esgd: {name}: ending the job; once more kills it", file=sys.stderr, flush=True
         )
-        self._fail(Failure("the job", f"ended by {name}", 128 + number, 0.0))
+        self._fail(Failure("the job", f"was ended by {name}", 128 + number, 0.0))
 
     def _fail(self, failure: Failure) -> None:
         if self._failure is None or failure.time < self._failure.time:
@@ -170,7 +169,7 @@ class Runner:
         self._all_started = not missing
         if missing and time.monotonic() - self._began > self._start_timeout_s:
             names = ", ".join(f"client {client} rank {rank}" for client, rank in missing)
-            how = f"not started within {self._start_timeout_s:g} s (--start-timeout)"
+            how = f"failed: not started within {self._start_timeout_s:g} s (--start-timeout)"
             self._fail(Failure(names, how, 1, time.time(), self._log_of(missing[0][0])))
 
     def _log_of(self, client: int) -> Optional[str]:

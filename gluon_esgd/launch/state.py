@@ -26,7 +26,7 @@ class Failure:
     who : str
         "client 1 rank 0 (pid 12 on alpha)".
     how : str
-        "exit code 3", "SIGKILL".
+        "failed: exit code 3", "failed: SIGKILL", "was ended by Ctrl-C".
     code : int
         What the launcher exits with.
     time : float
@@ -43,7 +43,7 @@ class Failure:
 
     def text(self) -> str:
         """Return the line that names the failure, with the end of its log."""
-        line = f"gluon-esgd: {self.who} failed: {self.how}"
+        line = f"gluon-esgd: {self.who} {self.how}"
         if self.log is None:
             return line
         lines = tail(self.log)
@@ -66,8 +66,8 @@ def tail(path: str, count: int = _TAIL_LINES) -> List[str]:
 def exit_code(returncode: int) -> Tuple[int, str]:
     """Return what to exit with for a child's return code (-N: signal N), and its words."""
     if returncode < 0:
-        return 128 - returncode, signal_name(-returncode)
-    return returncode or 1, f"exit code {returncode}"
+        return 128 - returncode, f"failed: {signal_name(-returncode)}"
+    return returncode or 1, f"failed: exit code {returncode}"
 
 
 def _records(job_dir: str, kind: str) -> Dict[Tuple[int, int], Dict[str, object]]:
@@ -98,7 +98,7 @@ def first_failed_rank(job_dir: str) -> Optional[Failure]:
 def _failure(job_dir: str, client: int, rank: int, record: Dict[str, object]) -> Failure:
     name = record.get("signal")
     code = 128 + _number(str(name)) if name else int(str(record["returncode"]))
-    how = str(name) if name else f"exit code {code}"
+    how = f"failed: {name}" if name else f"failed: exit code {code}"
     who = f"client {client} rank {rank} (pid {record['pid']} on {record['host']})"
     log = f"{job_dir}/logs/client{client}.rank{rank}.log"
     return Failure(who, how, code, float(str(record["time"])), log)

@@ -36,7 +36,7 @@ class Job:
 
     def __init__(self, folder, arguments, command, **environ):
         self.dir = str(folder)
-        self.marker = f"GLUON_ESGD_JOB_DIR={self.dir}"
+        self.marker = proc.marker(self.dir)
         argv = [sys.executable, "-m", "gluon_esgd.launch", "--job-dir", self.dir]
         self.popen = subprocess.Popen(
             [*argv, *(str(a) for a in arguments), *command],
@@ -93,7 +93,8 @@ class Job:
 def _unused_segments():
     """Names in /dev/shm that look like MPI's and that no process has mapped or open."""
     names = [name for name in os.listdir("/dev/shm") if "_shm_" in name or "segment" in name]
-    return {name for name in names if f"/dev/shm/{name}" not in proc.files_in_use()}
+    used = proc.files_in_use() if names else ()
+    return {name for name in names if f"/dev/shm/{name}" not in used}
 
 
 def _leftover_segments(before):

@@ -110,6 +110,15 @@ def test_hosts_reach_mpich_with_the_shell():
     assert "UCX_NET_DEVICES" not in second.env
 
 
+def test_each_client_is_reached_as_it_lies():
+    job = spec(4, 2, hosts="a:2,b:2", remote_shell="ssh -q")
+    *_, here, there = plan(job, site(here=("a",)))
+    assert "-localhost 127.0.0.1" in " ".join(here.argv)
+    assert here.env["UCX_NET_DEVICES"] == "lo"
+    assert "-localhost a -hosts b:2" in " ".join(there.argv)  # by the name that b knows
+    assert "UCX_NET_DEVICES" not in there.env
+
+
 @pytest.mark.parametrize(
     ("version", "agent"),
     [("5.0.11", ["--prtemca", "plm_ssh_agent"]), ("4.1.4", ["--mca", "plm_rsh_agent"])],

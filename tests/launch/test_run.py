@@ -214,6 +214,16 @@ def test_the_job_folder_is_private_and_keeps_former_logs(start):
     assert Path(job.dir, "logs", "client0.rank0.log").read_text() == "second\n"
 
 
+def test_a_folder_serves_one_job_at_a_time(start):
+    job = start(["-n", 1], py(WAIT))
+    job.wait_for("ready", 1)
+    second = start(["-n", 1, "--job-dir", job.dir], py(WAIT))
+    assert second.finish()[0] == 2
+    assert f"a job is running in {job.dir}" in second.err.decode()
+    job.popen.send_signal(signal.SIGINT)
+    assert job.finish()[0] == 130
+
+
 @pytest.mark.mpi
 def test_workers_get_cores_of_their_own_and_thread_caps(start):
     code = (
