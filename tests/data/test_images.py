@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import sklearn.datasets  # noqa: F401 (sets environment variables: not in a test)
 
 from gluon_esgd.data import images as module
 from gluon_esgd.data import load_images
