@@ -89,6 +89,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
     if not array.size:
         return np.empty(0, dtype)
     memory = (_CTYPES[dtype] * array.size).from_address(pointer.value or 0)
+    memory.owner = array  # the view keeps the array alive
     return np.frombuffer(memory, dtype)
 
 

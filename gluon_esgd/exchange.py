@@ -161,12 +161,13 @@ class CenterExchange:
         self._mailbox.x[:] = self._host
         self._mailbox.start_exchange(self._rule, self._alpha, kinds)
 
-    def _push_application(self, timeout_s: float) -> None:
+    def _push_application(self, timeout_s: float, drop: bool = False) -> None:
         self._apply_at = None
         self._lane.push(
             lambda: self._collect(timeout_s), "center application", writes=[self._flat]
         )
-        self._weights.add(self._flat)
+        if not drop:
+            self._weights.add(self._flat)
 
     def _collect(self, timeout_s: float) -> None:
         """In the engine: the leader's exchange, if it is back, into `_flat` on every rank."""
@@ -193,10 +194,13 @@ class CenterExchange:
 
     # ---- calls that wait ----
 
-    def flush(self) -> None:
-        """Complete the exchange in flight, if there is one; collective in the client, waits."""
+    def flush(self, drop: bool = False) -> None:
+        """Complete the exchange in flight, if there is one; collective in the client, waits.
+
+        With `drop` its shift is not applied: the weights it belongs to were replaced.
+        """
         if self._apply_at is not None or self._late_by_now():
-            self._push_application(self._world.settings.center_limit_s)
+            self._push_application(self._world.settings.center_limit_s, drop)
         self._settle()
 
     def _settle(self) -> None:
@@ -234,20 +238,20 @@ class CenterExchange:
 
     def reset(self) -> None:
         """Set the center to client 0's weights; collective in the job, waits."""
-        self.flush()
-        self._weights.copy_to(self._flat)
-        self._flat.wait_to_read()
+        self.flush(drop=True)
         self._world.on_leader(self._overwrite)
 
     def _overwrite(self) -> None:
-        assert self._mailbox is not None
+        mailbox, limit_s = self._mailbox, self._world.settings.center_limit_s
+        assert mailbox is not None
+        mailbox.pull(self._host, sync=True)  # no client has anything in flight after this
         if self._world.client == 0:
-            self._mailbox.x[:] = self._host
+            mailbox.x[:] = view(self._weights.flat())[: self._weights.size]
             kinds = np.full(len(self._weights.sizes), MOVED, np.int64)
-            self._mailbox.start_exchange("esgd", 1.0, kinds)
-            if not self._mailbox.collect(self._host, self._world.settings.center_limit_s):
-                raise CenterError("reset_center(): the servers did not answer in time")
-        self._mailbox.pull(self._host, sync=True, rebase=True)
+            mailbox.start_exchange("esgd", 1.0, kinds)
+            if not mailbox.collect(self._host, limit_s):
+                raise CenterError(f"reset_center(): no answer of the servers in {limit_s:g} s")
+        mailbox.pull(self._host, sync=True, rebase=True)
 
     def close(self) -> None:
         """Give the mailbox back."""

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -34,9 +35,9 @@ class Shape(NamedTuple):
     python: str = sys.executable
     settings: Tuple[Tuple[str, str], ...] = ()
 
-    def command(self, address: str, job_dir: str) -> List[str]:
+    def command(self, worker: List[str], job_dir: str) -> List[str]:
         """The launcher's command line, or plain mpiexec's where there is one client."""
-        worker = [self.python, "-m", "tests.pool", address]
+        worker = [self.python, *worker]
         if self.clients == 1 and self.servers == 0:
             return [*mpiexec(self.python), "-n", str(self.workers), *worker]
         flags = ["-n", self.workers, "--clients", self.clients, "--servers", self.servers]
@@ -77,7 +78,9 @@ class Pool:
             listener.settimeout(START_TIMEOUT_S)
             self.output = open(os.path.join(self.folder, "output"), "w+b")  # noqa: SIM115
             self.process = subprocess.Popen(
-                shape.command(address, os.path.join(self.folder, "job")),
+                shape.command(
+                    ["-m", "tests.pool", address], os.path.join(self.folder, "job")
+                ),
                 cwd=ROOT,
                 env=environment(**dict(shape.settings)),
                 stdout=self.output,
@@ -133,6 +136,33 @@ class Pool:
                 self.process.wait()
         self.output.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Ended(NamedTuple):
+    """How a job of its own ended."""
+
+    code: int
+    output: str
+    seconds: float
+
+
+def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) -> Ended:
+    """Run ``function(*args)`` on every rank of a job of its own, for tests of how jobs end."""
+    call = f"from {function.__module__} import {function.__name__} as f; f(*{args!r})"
+    with tempfile.TemporaryDirectory(prefix="once-") as folder:
+        command = shape.command(["-c", call], os.path.join(folder, "job"))
+        start = time.monotonic()
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(**dict(shape.settings)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+        seconds = time.monotonic() - start
+        return Ended(done.returncode, done.stdout.decode(errors="replace"), seconds)
 
 
 class Pools:

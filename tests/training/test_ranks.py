@@ -1,0 +1,345 @@
+"""What holds on all ranks of a client, whatever the order in which things happen."""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+
+from ..pool import Pools, Shape
+from .problems import batches, digest, flat, network, shares, train_step
+
+ANY_RANKS = pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape(2), marks=pytest.mark.mpi),
+        pytest.param(Shape(3), marks=pytest.mark.mpi),
+        pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
+        pytest.param(Shape(4, 2, 2, "sgd"), marks=pytest.mark.servers),
+    ],
+    ids=lambda s: "-".join(map(str, s[:4])),
+)
+
+
+def _trainer(net: Any, **kwargs: Any) -> Any:
+    from gluon_esgd import ElasticTrainer
+
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    return ElasticTrainer(net.collect_params(), "sgd", settings, **kwargs)
+
+
+def _mine(x: np.ndarray) -> np.ndarray:
+    from gluon_esgd import world
+
+    return x[shares(len(x), [1] * world().size)[world().rank]]
+
+
+def _deferred() -> Tuple[str, str]:
+    from gluon_esgd import world
+
+    net = network(seed=10 + world().worker_rank, deferred=True)
+    trainer = _trainer(net)
+    x, y = batches()
+    net(mx.nd.array(x[0]))
+    first = digest(net)
+    train_step(net, trainer, _mine(x[0]), _mine(y[0]))
+    trainer.finish()
+    return first, digest(net)
+
+
+@ANY_RANKS
+def test_deferred_parameters_are_equal_before_the_first_gradient(
+    pools: Pools, shape: Shape
+) -> None:
+    results = pools.get(shape).run(_deferred)
+    size = shape.workers // shape.clients
+    for client in range(shape.clients):
+        assert len(set(results[client * size : (client + 1) * size])) == 1
+
+
+def _first_step() -> Tuple[np.ndarray, np.ndarray]:
+    from gluon_esgd import world
+
+    net = network(seed=20 + world().worker_rank)
+    trainer = _trainer(net)
+    before = flat(net)
+    x, y = batches()
+    train_step(net, trainer, _mine(x[0]), _mine(y[0]))
+    after = flat(net)
+    trainer.finish()
+    return before, after
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+def test_a_client_that_took_the_center_drops_its_first_gradient(
+    pools: Pools, shape: Shape
+) -> None:
+    results = pools.get(shape).run(_first_step)
+    seed = results[0][0]
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    assert not np.array_equal(results[2][0], seed)
+    assert not np.array_equal(results[0][1], seed), "client 0 trains from its first step"
+    for _, after in results[2:]:
+        np.testing.assert_array_equal(after, seed)
+
+
+def _loaded_late() -> List[str]:
+    """Weights set after the trainer was made count, also where only the leader sets them."""
+    from gluon_esgd import world
+
+    net = network()
+    trainer = _trainer(net)
+    if world().is_leader:
+        for param in net.collect_params().values():
+            param.set_data(mx.nd.ones(param.shape) * 0.5)
+    x, y = batches()
+    train_step(net, trainer, _mine(x[0]), _mine(y[0]))
+    trainer.finish()
+    return [digest(net), str(abs(float(flat(net).mean()) - 0.5) < 0.2)]
+
+
+@ANY_RANKS
+def test_weights_loaded_after_the_trainer_was_made_count(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_loaded_late)
+    assert {near for _, near in results} == {"True"}
+    size = shape.workers // shape.clients
+    for client in range(shape.clients):
+        assert len({d for d, _ in results[client * size : (client + 1) * size]}) == 1
+
+
+class _Normed(gluon.nn.HybridSequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(
+            gluon.nn.Dense(8, in_units=6),
+            gluon.nn.BatchNorm(in_channels=8),
+            gluon.nn.Dense(3, in_units=8),
+        )
+
+
+def _center() -> Tuple[np.ndarray, float, bool, str]:
+    from gluon_esgd import world
+
+    net = _Normed()
+    net.initialize()
+    trainer = _trainer(net, **({"interval": 4} if world().settings.num_servers else {}))
+    random = np.random.RandomState(world().worker_rank)
+    probe = mx.nd.array(np.random.RandomState(5).randn(7, 6))
+    for _ in range(10):
+        x = random.randn(8, 6).astype("f") * (1 + world().worker_rank)
+        train_step(net, trainer, x, random.randint(0, 3, 8))
+    own = flat(net)
+    with trainer.center(sync=True):
+        seen = net(probe).asnumpy()
+        variance = min(float(p.data().min().asscalar()) for n, p in _variances(net))
+        try:
+            train_step(net, trainer, x, random.randint(0, 3, 8))
+            said = ""
+        except RuntimeError as error:
+            said = str(error)
+    restored = bool((flat(net) == own).all())
+    trainer.finish()
+    return seen, variance, restored, said
+
+
+def _variances(net: Any) -> List[Tuple[str, Any]]:
+    return [(n, p) for n, p in net.collect_params().items() if n.endswith("running_var")]
+
+
+@ANY_RANKS
+def test_center_gives_one_result_on_all_ranks_and_own_weights_come_back(
+    pools: Pools, shape: Shape
+) -> None:
+    results = pools.get(shape).run(_center)
+    for seen, variance, restored, said in results:
+        np.testing.assert_array_equal(seen, results[0][0])
+        assert variance >= 0 and restored
+        assert "leave `with trainer.center():` before training on" in said
+
+
+def _frozen() -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    from gluon_esgd import world
+
+    net = network()
+    layers = list(net._children.values())
+    layers[0].weight.grad_req = "null"
+    layers[0].bias.lr_mult = 0
+    trainer = _trainer(net, **({"interval": 2} if world().settings.num_servers else {}))
+    for x, y in zip(*batches()):
+        train_step(net, trainer, _mine(x), _mine(y))
+    trainer.finish()
+    own = layers[0].weight.data().asnumpy(), layers[0].bias.data().asnumpy()
+    with trainer.center():
+        centers = layers[0].weight.data().asnumpy(), layers[0].bias.data().asnumpy()
+    start = network()[0]
+    expected = start.weight.data().asnumpy(), start.bias.data().asnumpy()
+    return tuple(np.concatenate([a.ravel() for a in part]) for part in (own, centers, expected))
+
+
+@ANY_RANKS
+def test_frozen_parameters_stay_frozen(pools: Pools, shape: Shape) -> None:
+    for own, center, expected in pools.get(shape).run(_frozen):
+        np.testing.assert_array_equal(own, expected)
+        np.testing.assert_array_equal(center, expected)
+
+
+def _short_run() -> Tuple[int, float]:
+    from gluon_esgd import world
+
+    net = network()
+    trainer = _trainer(net, interval=64)
+    x, y = batches()
+    for i in range(3):
+        train_step(net, trainer, x[i + world().client], y[i + world().client])
+    trainer.finish()
+    with trainer.center():
+        moved = float(np.abs(flat(net) - flat(network())).max())
+    return trainer.counters.exchanges, moved
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+def test_a_run_shorter_than_the_interval_has_a_center(pools: Pools, shape: Shape) -> None:
+    for exchanges, moved in pools.get(shape).run(_short_run):
+        assert exchanges == 1 and moved > 0
+
+
+def _reset() -> Tuple[float, float]:
+    net = network()
+    trainer = _trainer(net, interval=2)
+    for x, y in zip(*batches(6)):
+        train_step(net, trainer, _mine(x), _mine(y))
+    for param in net.collect_params().values():
+        param.set_data(mx.nd.ones(param.shape) * 0.25)
+    trainer.reset_center()
+    with trainer.center():
+        center = flat(net)
+    trainer.finish()
+    return float(center.min()), float(center.max())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")], ids=["esgd", "asgd"]
+)
+def test_reset_center_takes_the_loaded_weights(pools: Pools, shape: Shape) -> None:
+    for low, high in pools.get(shape).run(_reset):
+        assert low == pytest.approx(0.25, abs=1e-6) and high == pytest.approx(0.25, abs=1e-6)
+
+
+def _allreduce_then_update() -> np.ndarray:
+    from gluon_esgd import world
+
+    net = network()
+    trainer = _trainer(net)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for x, y in zip(*batches(8)):
+        with mx.autograd.record():
+            loss = loss_of(net(mx.nd.array(_mine(x))), mx.nd.array(_mine(y)))
+        loss.backward()
+        trainer.allreduce_grads()
+        trainer.update(len(x) // world().size)
+    trainer.finish()
+    return flat(net)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2), Shape(3)], ids=lambda s: s.workers)
+def test_allreduce_then_update_equals_step(pools: Pools, shape: Shape) -> None:
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    for x, y in zip(*batches(8)):
+        train_step(net, trainer, x, y)
+    for weights in pools.get(shape).run(_allreduce_then_update):
+        np.testing.assert_allclose(weights, flat(net), rtol=2e-5, atol=1e-6)
+
+
+def _half_stale() -> Tuple[str, float]:
+    """Rank 0 uses only the first of two networks, rank 1 both."""
+    from gluon_esgd import world
+
+    first, second = network(), network(seed=1)
+    params = {**first.collect_params(), **second.collect_params()}
+    from gluon_esgd import ElasticTrainer
+
+    trainer = ElasticTrainer(params, "sgd", {"learning_rate": 0.1})
+    x, y = batches()
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for i in range(3):
+        with mx.autograd.record():
+            out = first(mx.nd.array(_mine(x[i])))
+            if world().rank == 1:
+                out = out + second(mx.nd.array(_mine(x[i])))
+            loss = loss_of(out, mx.nd.array(_mine(y[i])))
+        loss.backward()
+        trainer.step(len(_mine(x[i])), ignore_stale_grad=True)
+    trainer.finish()
+    moved = float(np.abs(flat(second) - flat(network(seed=1))).max())
+    return digest(first) + digest(second), moved
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=lambda s: s.workers)
+def test_a_parameter_fresh_on_one_rank_moves_on_all(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_half_stale)
+    assert results[0] == results[1] and results[0][1] > 0
+
+
+def _devices() -> np.ndarray:
+    from gluon_esgd import ElasticTrainer
+
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = network(ctx=contexts)
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for x, y in zip(*batches(8)):
+        parts = gluon.utils.split_and_load(mx.nd.array(_mine(x)), contexts)
+        labels = gluon.utils.split_and_load(mx.nd.array(_mine(y)), contexts)
+        with mx.autograd.record():
+            losses = [loss_of(net(a), b) for a, b in zip(parts, labels)]
+        for loss in losses:
+            loss.backward()
+        trainer.step(len(_mine(x)))
+    trainer.finish()
+    params = net.collect_params().values()
+    both = [[p.data(c).asnumpy().ravel() for p in params] for c in contexts]
+    assert all((a == b).all() for a, b in zip(*both))
+    return np.concatenate(both[1])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=lambda s: s.workers)
+def test_devices_of_all_ranks_are_one_group(pools: Pools, shape: Shape) -> None:
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    for x, y in zip(*batches(8)):
+        train_step(net, trainer, x, y)
+    for weights in pools.get(shape).run(_devices):
+        np.testing.assert_allclose(weights, flat(net), rtol=2e-5, atol=1e-6)
+
+
+def _world() -> List[int]:
+    from gluon_esgd import world
+
+    w = world()
+    assert w.broadcast({"from": w.client} if w.is_leader else None) == {"from": w.client}
+    assert w.allgather(w.rank) == list(range(w.size))
+    w.barrier()
+    names = "client num_clients rank size local_rank local_size node_rank num_nodes"
+    more = "worker_rank num_workers is_leader is_main"
+    return [int(getattr(w, name)) for name in f"{names} {more}".split()]
+
+
+@ANY_RANKS
+def test_world_tells_every_place(pools: Pools, shape: Shape) -> None:
+    size = shape.workers // shape.clients
+    expected = [
+        [k, shape.clients, r, size, r, size, 0, 1, k * size + r, shape.workers, r == 0, k + r == 0]
+        for k in range(shape.clients)
+        for r in range(size)
+    ]
+    assert pools.get(shape).run(_world) == expected
