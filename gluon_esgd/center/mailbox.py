@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from ..errors import CenterError
 from .layout import AVERAGED, CARRIED, MOVED, chunk_range
 from .memory import Memory
 
@@ -156,22 +157,20 @@ class Mailbox:
         return True
 
     def _finished(self, timeout_s: float) -> bool:
-        ticket, limit_s = self._ticket, self._link.limit_s
-        assert ticket is not None
-        left = self._started + limit_s - time.monotonic()
+        """Whether the exchange in flight came back; after an error nothing is in flight."""
+        assert self._ticket is not None
+        limit_s = self._link.limit_s
+        left = max(0.0, self._started + limit_s - time.monotonic())
         try:
-            answer = self._link._answer(ticket, max(0.0, min(timeout_s, left)))
-            if answer is None and timeout_s < left:
-                return False
+            if self._link._answer(self._ticket, min(timeout_s, left)) is None:
+                if timeout_s < left:
+                    return False
+                what = f"an exchange of '{self.name}'"
+                self._link._give_up(f"no answer within {limit_s:g} s to {what}")
+        except CenterError:
             self._ticket = None
-            if answer is None:
-                self._link._give_up(
-                    f"no answer within {limit_s:g} s to an exchange of '{self.name}'"
-                )
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._ticket = None
             raise
+        self._ticket = None
         return True
 
     def pull(self, out: np.ndarray, sync: bool = False, rebase: bool = False) -> None:

@@ -68,6 +68,11 @@ def ended(pid: int) -> bool:
     return state in "ZX"
 
 
+def ignores_sigint(pid: int) -> bool:
+    (mask,) = re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+
 def test_an_exchange_may_be_late(tmp_path: Path) -> None:
     with own_job(1, 1, delay_s=0.5, job_dir=str(tmp_path)) as job:
         (mailbox,) = attach(job)
@@ -216,7 +221,10 @@ def _child_of(pid: int) -> List[int]:
     return [int(child) for child in path.read_text().split()]
 
 
-def test_children_end_with_their_leader_though_a_forked_child_lives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zygote_first", [False, True])
+def test_children_end_with_their_leader_though_a_forked_child_lives(
+    tmp_path: Path, zygote_first: bool
+) -> None:
     servers = Servers(1, 1)
     script = Path(__file__).with_name("leader.py")
     leader = subprocess.Popen(
@@ -228,8 +236,11 @@ def test_children_end_with_their_leader_though_a_forked_child_lives(tmp_path: Pa
         assert not any(map(ended, (zygote, agent, child)))
         assert os.sched_getaffinity(agent) == set(range(os.cpu_count() or 1))
         assert os.getsid(zygote) == os.getsid(agent) == zygote  # out of reach of Ctrl-C
+        assert ignores_sigint(zygote) and ignores_sigint(agent)
         environment = Path(f"/proc/{zygote}/environ").read_bytes().split(b"\0")
         assert {b"OMP_NUM_THREADS=1", b"CUDA_VISIBLE_DEVICES="} <= set(environment)
+        if zygote_first:
+            os.kill(zygote, signal.SIGKILL)
         leader.kill()
         leader.wait()
         until(lambda: ended(zygote) and ended(agent), 2.0)
@@ -279,6 +290,7 @@ def test_a_server_lives_through_sigint_and_ends_on_sigterm() -> None:
         link.wait_ready()
         processes = (servers.scheduler, *servers.servers)
         for process in processes:
+            assert ignores_sigint(process.pid)
             process.send_signal(signal.SIGINT)
         mailbox, out = link.attach("m", [N], [(0, N)], {}), np.empty(N, np.float32)
         mailbox.seed(True, out)
