@@ -23,6 +23,7 @@ __all__ = ["core_set", "main", "rank_of"]
 
 _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _CANNOT_RUN = 127
+_HELD_BYTES = 4096  # of the leader's unfinished line
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
@@ -45,8 +46,10 @@ def core_set(cores: Sequence[int], place: int, workers: int) -> List[int]:
 class _Output:
     """Copies a rank's output to its log and to the terminal.
 
-    The leader of client 0 goes to the terminal as it comes, so that a progress
-    bar works; the other ranks line by line, each line with who says it.
+    The leader of client 0 goes to the terminal raw, so that a progress bar
+    works, but a line in pieces (an unbuffered ``print`` writes each argument by
+    itself) is held for a moment, or others' lines would get into it. The other
+    ranks go line by line, each line with who says it.
     """
 
     def __init__(self, log: Path, client: int, rank: int) -> None:
@@ -56,16 +59,26 @@ class _Output:
 
     def write(self, chunk: bytes) -> None:
         self._log.write(chunk)
-        if not self._prefix:
-            return self._show(chunk)
         *lines, self._line = (self._line + chunk).split(b"\n")
         self._show(b"".join(self._marked(line) for line in lines))
+        if len(self._line) > _HELD_BYTES:
+            self.pause()
+
+    def pause(self) -> None:
+        """Show the leader's unfinished line."""
+        if not self._prefix:
+            self._show(self._line)
+            self._line = b""
 
     def finish(self) -> None:
+        """Show what is left."""
+        self.pause()
         if self._line:
-            self.write(b"\n")
+            self._show(self._marked(self._line))
 
     def _marked(self, line: bytes) -> bytes:
+        if not self._prefix:
+            return line + b"\n"
         visible = line.rstrip(b"\r").rpartition(b"\r")[2]  # what a terminal would show
         return self._prefix + visible + b"\n"
 
@@ -115,7 +128,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(command: Sequence[str], output: _Output, control: bool, started: Path) -> Tuple[int, int]:
-    relay = Relay(command, output.write, control)
+    relay = Relay(command, output.write, output.pause, control)
     try:
         relay.start()
     except OSError as error:

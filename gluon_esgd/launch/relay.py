@@ -21,6 +21,7 @@ __all__ = ["Relay", "main", "split_command"]
 
 TERM_AFTER_S = 3.0  # from SIGINT to SIGTERM
 KILL_AFTER_S = 2.0  # from SIGTERM to SIGKILL
+QUIET_S = 0.05  # output that pauses this long is shown, finished line or not
 ORPHANS_S = 1.0  # what the child left behind has this long after SIGTERM
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,15 +35,21 @@ class Relay:
         What to run.
     on_output : callable
         Gets the child's standard output and error, as chunks of bytes.
+    on_quiet : callable, optional
+        Called when output has paused for `QUIET_S`.
     control : bool
         Standard input belongs to the launcher: a byte is a SIGINT, end of file a SIGTERM.
     """
 
     def __init__(
-        self, command: Sequence[str], on_output: Callable[[bytes], None], control: bool = False
+        self,
+        command: Sequence[str],
+        on_output: Callable[[bytes], None],
+        on_quiet: Callable[[], None] = lambda: None,
+        control: bool = False,
     ) -> None:
         self._command = list(command)
-        self._on_output = on_output
+        self._on_output, self._on_quiet = on_output, on_quiet
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe([*_FORWARDED, signal.SIGCHLD])
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
@@ -51,7 +58,7 @@ class Relay:
         self._control = control
         self._escalation: List[Tuple[float, int]] = []
         self._status: Optional[int] = None
-        self._output_open = True
+        self._output_open, self._spoke = True, False
         self.pid = 0
 
     def start(self) -> None:
@@ -82,7 +89,9 @@ class Relay:
     def wait(self) -> int:
         """Relay until the child ends, end what it left, and return its code (-N: signal N)."""
         while self._status is None:
-            self._step(self._next_deadline())
+            if not self._step(self._next_deadline()):
+                self._on_quiet()
+                self._spoke = False
             self._escalate()
         self._end_orphans()
         return _returncode(self._status)
@@ -97,6 +106,7 @@ class Relay:
         chunk = os.read(key.fd, 65536)
         if chunk:
             self._on_output(chunk)
+            self._spoke = True
         else:
             self._output_open = False
             self._selector.unregister(key.fd)
@@ -142,9 +152,8 @@ class Relay:
             proc.signal_quietly(self.pid, self._escalation.pop(0)[1])
 
     def _next_deadline(self) -> Optional[float]:
-        if not self._escalation:
-            return None
-        return max(0.0, self._escalation[0][0] - time.monotonic())
+        due = [max(0.0, at - time.monotonic()) for at, _ in self._escalation[:1]]
+        return min([*due, *[QUIET_S] * self._spoke], default=None)
 
     def _end_orphans(self) -> None:
         """End descendants that outlived the child, then take what is left of the output."""
@@ -184,7 +193,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command after ``--``; return its exit code, 128 + N for signal N."""
     flags, command = split_command(sys.argv[1:] if argv is None else argv)
     proc.die_with_parent(signal.SIGTERM)
-    relay = Relay(command, _copy, "--control" in flags)
+    relay = Relay(command, _copy, control="--control" in flags)
     relay.start()
     code = relay.wait()
     return 128 - code if code < 0 else code
