@@ -76,6 +76,11 @@ class ZygoteEnd:
         with contextlib.suppress(OSError):
             wire.send(self._sock, {"fork": role, "tag": tag, "terms": dict(terms)}, [fd])
 
+    def kill(self, tag: int) -> None:
+        """Ask for the end of a child that may not run even far enough to see its socket end."""
+        with contextlib.suppress(OSError):
+            wire.send(self._sock, {"kill": tag})
+
     def fate(self, tag: int) -> str:
         """Say how the child `tag` ended; waits a moment for the zygote's word."""
         end = time.monotonic() + _END_S
@@ -230,5 +235,6 @@ class AgentEnd:
         """Note why the agent is lost (None: its end was seen) and shut the socket."""
         if self.lost is None:
             self.lost = self._zygote.fate(self._tag) if why is None else why
+            self._zygote.kill(self._tag)
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)

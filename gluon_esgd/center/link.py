@@ -162,13 +162,18 @@ class CenterLink:
             If the store is not up, or other clients do not attach theirs in time.
         """
         memory = self._checked_memory(name, sizes, chunks)
-        check_contract(contract, len(_own_contract(memory)))
-        terms = {**{k: int(v) for k, v in contract.items()}, **_own_contract(memory)}
-        self.wait_ready()
-        self._call(
-            f"the mailbox '{name}', which all {self.num_clients} clients must attach",
-            self.start_timeout_s, "attach", [memory.fd], name=name, contract=terms,
-        )  # fmt: skip
+        own = _own_contract(memory)
+        try:
+            check_contract(contract, len(own))
+            self.wait_ready()
+            self._call(
+                f"the mailbox '{name}', which all {self.num_clients} clients must attach",
+                self.start_timeout_s, "attach", [memory.fd], name=name,
+                contract={**{entry: int(value) for entry, value in contract.items()}, **own},
+            )  # fmt: skip
+        except BaseException:
+            memory.close()
+            raise
         mailbox = Mailbox(self, name, memory)
         with self._lock:
             self._mailboxes[name] = mailbox

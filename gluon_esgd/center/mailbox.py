@@ -111,7 +111,7 @@ class Mailbox:
         Raises
         ------
         RuntimeError
-            If an exchange is in flight.
+            If an exchange is in flight or the mailbox is closed; `seed`, `pull` and `reduce` too.
         """
         if rule not in ("esgd", "asgd"):
             raise ValueError(f"rule={rule!r} must be 'esgd' or 'asgd'; under 'sgd' call reduce()")
@@ -226,6 +226,7 @@ class Mailbox:
         """
         if not self._link.sync:
             raise ValueError("reduce() needs a link with sync=True (rule 'sgd')")
+        self._check_idle("reduce")
         first, last = chunk_range(self._memory.chunks, int(start), int(stop))
         self._link._call(
             f"the sum of '{self.name}' [{start}, {stop}) over {self._link.num_clients} clients",
@@ -250,6 +251,8 @@ class Mailbox:
             )
 
     def _check_idle(self, what: str) -> None:
+        if self._memory.fd < 0:
+            raise RuntimeError(f"{what}() of '{self.name}', which is closed; attach() a new one")
         if self._ticket is not None:
             raise RuntimeError(
                 f"{what}() of '{self.name}' while an exchange is in flight; collect() it first"

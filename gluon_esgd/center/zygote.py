@@ -2,10 +2,10 @@
 
 ``python -m gluon_esgd.center.zygote SOCKET_FD LIFELINE_FD``. Importing MXNet is
 the price of every start; a fork of this process is ready at once. A request is
-one datagram ``{"fork": role, "tag": number, "terms": {...}}`` with the child's
-own descriptors; ``{"tag", "pid"}`` and, at its end, ``{"tag", "status"}`` (as
-``os.wait`` gives it) come back. The process ends with its socket or its leader,
-and its children with it.
+one datagram: ``{"fork": role, "tag": number, "terms": {...}}`` with the child's
+own descriptors, or ``{"kill": tag}``. ``{"tag", "pid"}`` and, at its end,
+``{"tag", "status"}`` (as ``os.wait`` gives it) come back. The process ends with
+its socket or its leader, and its children with it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Zygote:
         try:
             while not lifeline.is_cut(self._lifeline):
                 if select.select([self._control], [], [], _POLL_S)[0]:
-                    self._fork(*wire.receive(self._control))
+                    self._obey(*wire.receive(self._control))
                 self._reap()
         except (EOFError, OSError):
             pass  # nobody listens any more
@@ -56,6 +56,13 @@ class Zygote:
                 os.kill(pid, signal.SIGKILL)
             for pid in self._children:
                 os.waitpid(pid, 0)
+
+    def _obey(self, request: Mapping[str, Any], fds: List[int]) -> None:
+        if "fork" in request:
+            self._fork(request, fds)
+        for pid, tag in self._children.items():
+            if tag == request.get("kill"):
+                os.kill(pid, signal.SIGKILL)
 
     def _fork(self, request: Mapping[str, Any], fds: List[int]) -> None:
         pid = os.fork()

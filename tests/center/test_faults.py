@@ -152,10 +152,14 @@ def test_a_dead_zygote_does_not_hurt_its_agent_and_a_dead_server_is_an_error_in_
             mailbox.pull(out)
 
 
-def test_a_missing_client_is_an_error_in_time(tmp_path: Path) -> None:
+def test_a_missing_client_and_a_stopped_agent_are_errors_in_time(tmp_path: Path) -> None:
     with own_job(3, 1, limit_s=1.5, job_dir=str(tmp_path)) as job:
-        one, *_ = attach(job)
+        one, _, two = attach(job)
         out = np.empty(N, np.float32)
+        os.kill(job.links[2].agent_pid, signal.SIGSTOP)
+        with within(3.0), pytest.raises(CenterError, match=r"no answer within 1\.5 s to a pull"):
+            two.pull(out)
+        until(lambda: ended(job.links[2].agent_pid), 2.0)  # although it could not see the end
         said = r"no answer within 1\.5 s to a pull of 'm', for which all 3 clients must ask"
         with within(3.0), pytest.raises(CenterError, match=said):
             one.pull(out, sync=True)
@@ -208,6 +212,7 @@ def test_close_ends_all_at_once(with_agent: bool) -> None:
     children = [link.zygote_pid]
     if with_agent:  # stuck: there is no scheduler
         children += _child_of(link.zygote_pid)
+        os.kill(children[-1], signal.SIGSTOP)
     with within(2.0):
         link.close()
         link.close()

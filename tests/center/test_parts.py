@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
 from typing import Any, Dict, List
 
 import numpy as np
@@ -188,6 +190,11 @@ def test_a_role_replaces_all_that_was_said_before(monkeypatch: Any) -> None:
     pslite.set_role("scheduler", "127.0.0.1:91", 1, 1)
     assert os.environ["DMLC_ROLE"] == "scheduler"
     assert not {"PORT", "PS_VERBOSE", "DMLC_INTERFACE"} & set(os.environ)
+
+
+def test_the_leaders_side_loads_no_mxnet() -> None:
+    code = "import sys, gluon_esgd.center; sys.exit(bool({'mxnet', 'mpi4py'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_all_faults_of_a_link_at_once() -> None:

@@ -37,6 +37,7 @@ def test_seed_and_sums_are_exact(job: GetJob, clients: int, servers: int) -> Non
         mailbox.seed(client == clients - 1, out)
         assert (out == 10.0 + clients - 1).all()
         assert (mailbox.x == 10.0 + client).all()
+        before = mailbox.bytes_moved
         for round_ in range(6):
             mailbox.x[:] = np.arange(N) % 97 + round_ * (client + 1)  # integers: sums are exact
             mailbox.reduce(0, half)
@@ -44,6 +45,7 @@ def test_seed_and_sums_are_exact(job: GetJob, clients: int, servers: int) -> Non
             weight = clients * (clients + 1) // 2
             wanted = clients * (np.arange(N) % 97) + round_ * weight
             assert (mailbox.x == wanted).all(), f"round {round_}"
+        assert mailbox.bytes_moved - before == 6 * 2 * 4 * N
 
     group.all(train, mailboxes, list(range(clients)))
 
