@@ -104,8 +104,9 @@ def test_evaluate_counts_each_sample_once(monkeypatch, size):
         return mx.metric.CompositeEvalMetric([mx.metric.Accuracy(), mx.metric.Perplexity(None)])
 
     def one(rank):
-        mine = slice(rank, None, size)
-        return metrics.evaluate(net, batches(labels[mine], scores[mine]), metric())
+        mine, used = slice(rank, None, size), metric()
+        used.update([mx.nd.zeros(2)], [mx.nd.ones((2, 4))])  # what it saw before is forgotten
+        return metrics.evaluate(net, batches(labels[mine], scores[mine]), used)
 
     alone = metric()
     alone.update([mx.nd.array(labels)], [mx.nd.array(scores)])
