@@ -160,7 +160,7 @@ class Communicator:
         self,
         mpi: Any = None,
         roll_call: Optional[RollCall] = None,
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        limits: Limits = Limits(),
     ) -> None:
         self.mpi = mpi
         self.rank: int = mpi.rank if mpi is not None else 0
@@ -237,9 +237,7 @@ class Communicator:
         ends = np.cumsum(lengths)
         spans = (lengths.tolist(), (ends - lengths).tolist())
         self.wait([self.mpi.Iallgatherv(mine, [everything, spans, _byte(self.mpi)])], what)
-        return [
-            json.loads(everything[end - n : end].tobytes()) for n, end in zip(lengths, ends)
-        ]
+        return [json.loads(everything[end - n : end].tobytes()) for n, end in zip(lengths, ends)]
 
 
 def _wire(array: np.ndarray) -> np.ndarray:

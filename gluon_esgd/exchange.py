@@ -91,6 +91,7 @@ class CenterExchange:
         self._mailbox: Optional[Mailbox] = None
         self._apply_at: Optional[int] = None
         self._late = False  # set in the engine; read after a wait for `_flat`
+        self._failure: Optional[CenterError] = None
 
     # ---- start ----
 
@@ -159,13 +160,14 @@ class CenterExchange:
         if self._mailbox is None or self._mailbox.in_flight:
             return
         self._mailbox.x[:] = self._host
-        self._mailbox.start_exchange(self._rule, self._alpha, kinds)
+        try:
+            self._mailbox.start_exchange(self._rule, self._alpha, kinds)
+        except CenterError as error:
+            self._failure = error  # said to all ranks where they expect the exchange
 
     def _push_application(self, timeout_s: float, drop: bool = False) -> None:
         self._apply_at = None
-        self._lane.push(
-            lambda: self._collect(timeout_s), "center application", writes=[self._flat]
-        )
+        self._lane.push(lambda: self._collect(timeout_s), "center application", writes=[self._flat])
         if not drop:
             self._weights.add(self._flat)
 
@@ -174,6 +176,8 @@ class CenterExchange:
         status, text = np.array([_LATE]), ""
         if self._mailbox is not None:
             try:
+                if self._failure is not None:
+                    raise self._failure
                 status[0] = _DONE if self._mailbox.collect(self._host, timeout_s) else _LATE
             except CenterError as error:
                 status[0], text = _FAILED, str(error)

@@ -6,6 +6,7 @@ rank with a local error still comes to its collective, and nobody waits for it.
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import Callable, List, Optional, Sequence
@@ -122,7 +123,7 @@ class GradientReducer:
             views = [[view(a) for a in per_device] for per_device in staged]
             job = _Job(bucket, views, weight, scale, skipped, error, step)
             held = [a for per_device in staged for a in per_device]
-            self._lane.push(lambda job=job: self._run(job), f"allreduce {bucket}", writes=held)
+            self._lane.push(functools.partial(self._run, job), f"allreduce {bucket}", writes=held)
             for array, copy in zip(arrays, held):
                 if copy is not array:
                     copy.copyto(array)

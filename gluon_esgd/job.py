@@ -67,7 +67,6 @@ class Job:
             )
         return self._link
 
-
     def finish_at_exit(self, trainer: Any) -> None:
         """Call ``trainer.finish()`` at a clean end of the script."""
         self._unfinished.append(trainer)

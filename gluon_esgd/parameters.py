@@ -19,7 +19,11 @@ from .topology import World
 
 __all__ = [
     "Weights",
-    "broadcast", "check_alike", "contract", "digest", "follow_leader",
+    "broadcast",
+    "check_alike",
+    "contract",
+    "digest",
+    "follow_leader",
     "take_from_leader",
 ]
 
@@ -85,7 +89,7 @@ def digest(params: Sequence[Parameter]) -> str:
     sha = hashlib.sha256()
     for param in params:
         for array in [] if _is_statistic(param) else param.list_data():
-            sha.update(_bytes(array.asnumpy()))
+            sha.update(array.asnumpy().tobytes())
     return sha.hexdigest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Callable, List, Mapping, Optional, Tuple, Type
@@ -22,6 +23,10 @@ __all__ = ["World", "world"]
 # Set by an mpiexec in each process that it starts: MPICH and relatives, PMIx, Open MPI.
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+# Before an abort: mpiexec drops what it has not read yet, and other ranks may
+# be about to say the same error.
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -149,10 +154,10 @@ def _make(settings: Settings, environ: Mapping[str, str]) -> World:
             f"client number {settings.client} is not below the number of clients "
             f"{settings.num_clients}; let `gluon-esgd run` set both"
         )
-    place = dict(client=settings.client, num_clients=settings.num_clients, settings=settings)
+    place = settings.client, settings.num_clients
     if announced == 1 and not _under_mpi(environ):
-        return World(**place)  # type: ignore[arg-type]
-    return _with_mpi(announced, place)
+        return World(*place, settings=settings)
+    return _with_mpi(announced, settings)
 
 
 def _under_mpi(environ: Mapping[str, str]) -> bool:
@@ -169,7 +174,7 @@ def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
     return max(sizes)
 
 
-def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
+def _with_mpi(announced: Optional[int], settings: Settings) -> World:
     MPI = _initialized()
     root = MPI.COMM_WORLD
     if announced is not None and root.size != announced:
@@ -179,7 +184,6 @@ def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
             "MPI was initialized without MPI_THREAD_MULTIPLE, which collectives from MXNet's "
             "engine need; leave mpi4py.rc.thread_level at 'multiple'"
         )
-    settings: Settings = place["settings"]
     limits = Limits(settings.stall_warning_s, settings.stall_abort_s)
     node = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
     comm, control = (
@@ -187,6 +191,9 @@ def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
     )
     node_rank, num_nodes = _node(root, node)
     made = World(
+        client=settings.client,
+        num_clients=settings.num_clients,
+        settings=settings,
         rank=root.rank,
         size=root.size,
         local_rank=node.rank,
@@ -195,7 +202,6 @@ def _with_mpi(announced: Optional[int], place: Mapping[str, Any]) -> World:
         num_nodes=num_nodes,
         comm=comm,
         control=control,
-        **place,
     )
     if root.size > 1:
         _end_together(made, root)
@@ -245,6 +251,7 @@ def _end_together(made: World, root: Any) -> None:
     ) -> None:
         previous(kind, error, trace)
         _flush()
+        time.sleep(_LAST_WORDS_S)
         root.Abort(1)
 
     def leave() -> None:

@@ -116,7 +116,7 @@ class ElasticTrainer(gluon.Trainer):
         """Enter the job: compare with the other ranks, take the leader's values."""
         world, policy = self._job.world, self._policy
         for param in self._params:
-            if "default" != param._stype or "default" != param._grad_stype:
+            if (param._stype, param._grad_stype) != ("default", "default"):
                 raise ValueError(
                     f"parameter {param.name!r} is row-sparse, which a distributed run does not "
                     "exchange; make it dense (sparse_grad=False, stype='default')"
@@ -442,5 +442,3 @@ def _check_batch(batch_size: float) -> None:
         raise ValueError(
             f"batch_size={batch_size!r} must be above 0 and below {_LARGEST_BATCH} samples"
         )
-
-

@@ -78,9 +78,7 @@ class Pool:
             listener.settimeout(START_TIMEOUT_S)
             self.output = open(os.path.join(self.folder, "output"), "w+b")  # noqa: SIM115
             self.process = subprocess.Popen(
-                shape.command(
-                    ["-m", "tests.pool", address], os.path.join(self.folder, "job")
-                ),
+                shape.command(["-m", "tests.pool", address], os.path.join(self.folder, "job")),
                 cwd=ROOT,
                 env=environment(**dict(shape.settings)),
                 stdout=self.output,

@@ -37,8 +37,10 @@ def agree(comm: Communicator, what: str, entries: Sequence[Sequence[Any]]) -> No
     plans = comm.allgather(mine, f"the check of {what}s")
     for rank, plan in enumerate(plans):
         if plan != plans[0]:
-            raise ValueError(f"{_difference(what, plans[0], plan, rank)}; all ranks must bring "
-                             f"the same {what}s in the same order")
+            raise ValueError(
+                f"{_difference(what, plans[0], plan, rank)}; all ranks must bring "
+                f"the same {what}s in the same order"
+            )
 
 
 def _difference(what: str, first: Sequence[Any], other: Sequence[Any], rank: int) -> str:

@@ -36,7 +36,8 @@ def allreduce(array: np.ndarray, comm: Communicator) -> None:
         _pass_on(comm, sent, received, None)
 
 
-def _pass_on(comm: Communicator, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
+def _pass_on(
+    comm: Communicator, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
 ) -> None:
     """Send to the next rank, receive from the one before, and add piece by piece."""
     following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

@@ -69,7 +69,9 @@ def test_order_of_the_sum_is_fixed(pools: Pools, shape: Shape) -> None:
 def _specials() -> list:
     from gluon_esgd import world
 
-    array = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32) if world().rank else np.ones(4, "f")
+    array = (
+        np.array([np.nan, np.inf, -np.inf, 1.0], np.float32) if world().rank else np.ones(4, "f")
+    )
     allreduce(array, world().comm, "ring")
     return array.tolist()
 

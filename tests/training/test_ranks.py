@@ -75,9 +75,7 @@ def _first_step() -> Tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
-def test_a_client_that_took_the_center_drops_its_first_gradient(
-    pools: Pools, shape: Shape
-) -> None:
+def test_a_client_that_took_the_center_drops_its_first_gradient(pools: Pools, shape: Shape) -> None:
     results = pools.get(shape).run(_first_step)
     seed = results[0][0]
     np.testing.assert_array_equal(results[0][0], results[1][0])

@@ -1,0 +1,81 @@
+"""An exchange hides behind the steps that follow its snapshot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List
+
+import pytest
+
+from ..center.servers import servers
+from ..pool import ROOT, environment
+from .problems import batches, network, train_step
+
+STEPS, PACE_S, DELAY_S = 120, 0.03, 0.5
+
+
+def paced(interval: str, lazy: str) -> None:
+    """Train at a fixed pace and print how it went."""
+    from gluon_esgd import ElasticTrainer
+
+    net = network()
+    trainer = ElasticTrainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, interval=int(interval), lazy=int(lazy)
+    )
+    x, y = batches()
+    train_step(net, trainer, x[0], y[0])
+    slowest, start = 0.0, time.monotonic()
+    for i in range(STEPS - 1):
+        began = time.monotonic()
+        train_step(net, trainer, x[i % 20], y[i % 20])
+        net[1].bias.data().wait_to_read()
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(PACE_S)
+    seconds = time.monotonic() - start
+    trainer.finish()
+    print(json.dumps({"seconds": seconds, "slowest": slowest, **trainer.counters.as_dict()}))
+
+
+def _run(delay_s: float, interval: int, lazy: int, **settings: str) -> List[Dict[str, Any]]:
+    call = f"from tests.training.test_lazy import paced; paced('{interval}', '{lazy}')"
+    with servers(2, 1, delay_s=delay_s) as address:
+        clients = [
+            subprocess.Popen(
+                [sys.executable, "-c", call],
+                cwd=ROOT,
+                env=environment(
+                    GLUON_ESGD_CLIENT=str(k),
+                    GLUON_ESGD_NUM_CLIENTS="2",
+                    GLUON_ESGD_NUM_SERVERS="1",
+                    GLUON_ESGD_SCHEDULER=address,
+                    **settings,
+                ),
+                stdout=subprocess.PIPE,
+            )
+            for k in range(2)
+        ]
+        said = [client.communicate(timeout=90)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0, 0]
+    return [json.loads(text) for text in said]
+
+
+@pytest.mark.servers
+def test_a_slow_server_is_hidden_when_the_delay_gives_it_time() -> None:
+    fast = _run(0.0, interval=60, lazy=59)
+    slow = _run(DELAY_S, interval=60, lazy=59)
+    for quick, late in zip(fast, slow):
+        assert late["seconds"] < 1.1 * quick["seconds"]
+        assert late["exchanges"] == quick["exchanges"] == 3  # two due, one at the end
+        assert late["exchanges_late"] == 0
+
+
+@pytest.mark.servers
+def test_an_exchange_that_is_late_is_put_off_and_nothing_is_lost() -> None:
+    settings = {"GLUON_ESGD_CENTER_WAIT_S": "0.05"}
+    for client in _run(DELAY_S, interval=8, lazy=1, **settings):
+        assert client["exchanges_late"] > 0
+        assert client["exchanges"] >= 2
+        assert client["slowest"] < DELAY_S, "a step waited for the servers"
