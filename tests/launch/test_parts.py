@@ -11,7 +11,9 @@ import time
 import pytest
 
 from gluon_esgd.launch import mpi, proc, state
+from gluon_esgd.launch.plan import Process
 from gluon_esgd.launch.rank import rank_of
+from gluon_esgd.launch.runner import Runner
 from gluon_esgd.launch.terminal import Terminal
 
 READY = "import signal, time\nprint('ready', flush=True)\n"
@@ -155,6 +157,17 @@ def test_a_terminal_that_nobody_reads_blocks_nobody():
     terminal.write(b"gone")  # SIGPIPE is ignored by Python: the text is dropped
     assert not terminal.pending
     os.close(writing)
+
+
+def test_a_server_that_leaves_in_peace_is_a_failure_too(marker, tmp_path, capfd):
+    (tmp_path / "state").mkdir()
+    env, log = dict([marker.split("=", 1)]), str(tmp_path / "log")
+    server = Process("server 0", "localhost", ("true",), env, log)
+    client = Process("client 0", "localhost", ("sleep", "600"), env, log, client=0)
+    before = signal.getsignal(signal.SIGTERM)
+    assert Runner([server, client], str(tmp_path), 1, 60.0, os.environ).run() == 1
+    assert "on localhost) failed: exit code 0" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def _exit(folder, client, rank, at, **end):

@@ -147,6 +147,16 @@ def test_a_server_that_dies_ends_the_job(start, role):
     assert f"{name} (pid {pid} on localhost) failed: SIGKILL" in job.err.decode()
 
 
+def test_what_is_left_of_a_killed_rank_wrapper_is_swept_up(start):
+    job = start(["-n", 1], py(STUBBORN))
+    job.wait_for("ready", 1)
+    (pid,) = (p for p, argv in job.processes().items() if "gluon_esgd.launch.rank" in argv)
+    os.kill(pid, signal.SIGKILL)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (137, True)
+    assert "client 0 (pid" in job.err.decode()
+
+
 def test_one_local_rank_needs_no_mpi(start):
     job = start(["-n", 1], py(WHO + "print(sorted(n for n in os.environ if 'PMI' in n))"))
     assert job.finish()[0] == 0
