@@ -74,18 +74,18 @@ def ignores_sigint(pid: int) -> bool:
 
 
 def test_an_exchange_may_be_late(tmp_path: Path) -> None:
-    with own_job(1, 1, delay_s=0.5, job_dir=str(tmp_path)) as job:
+    with own_job(1, 1, delay_s=1.0, job_dir=str(tmp_path)) as job:
         (mailbox,) = attach(job)
         shift, center = np.empty(N, np.float32), np.empty(N, np.float32)
         mailbox.x[:] = 1
-        with within(0.25):
+        with within(0.5):
             mailbox.start_exchange("esgd", 0.5, KINDS)
             assert not mailbox.collect(shift, 0.0)
             assert not mailbox.collect(shift, 0.05)
             assert mailbox.in_flight
         start = time.monotonic()
         assert mailbox.collect(shift, 20.0)
-        assert time.monotonic() - start > 0.2  # acknowledged, not only sent
+        assert time.monotonic() - start > 0.3  # acknowledged, not only sent
         assert (shift == -0.5).all() and not mailbox.in_flight
         mailbox.pull(center)
         assert (center == 0.5).all()
@@ -113,7 +113,7 @@ def test_a_killed_agent_is_told_at_the_next_call(tmp_path: Path) -> None:
             mailbox.pull(out)
         os.kill(link.zygote_pid, signal.SIGCONT)
         assert not link.alive
-        with within(0.1), pytest.raises(CenterError, match="its agent"):
+        with within(0.5), pytest.raises(CenterError, match="its agent"):
             mailbox.start_exchange("esgd", 0.5, KINDS)
         assert mailbox.last_center(out)
 
@@ -148,7 +148,7 @@ def test_a_dead_zygote_does_not_hurt_its_agent_and_a_dead_server_is_an_error_in_
             mailbox.collect(out, 20.0)
         assert not link.alive and mailbox.last_center(out)
         until(lambda: ended(link._agent.pid), 2.0)  # although it was stuck in the exchange
-        with within(0.1), pytest.raises(CenterError, match="given up"):
+        with within(0.5), pytest.raises(CenterError, match="given up"):
             mailbox.pull(out)
 
 
@@ -244,8 +244,10 @@ def test_children_end_with_their_leader_though_a_forked_child_lives(
         assert ignores_sigint(zygote) and ignores_sigint(agent)
         environment = Path(f"/proc/{zygote}/environ").read_bytes().split(b"\0")
         assert {b"OMP_NUM_THREADS=1", b"CUDA_VISIBLE_DEVICES="} <= set(environment)
-        if zygote_first:
+        if zygote_first:  # then the agent must see it by itself
             os.kill(zygote, signal.SIGKILL)
+        else:  # then it cannot, and the zygote must end it
+            os.kill(agent, signal.SIGSTOP)
         leader.kill()
         leader.wait()
         until(lambda: ended(zygote) and ended(agent), 2.0)
