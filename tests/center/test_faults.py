@@ -253,7 +253,9 @@ def test_children_end_with_their_leader_though_a_forked_child_lives(
         until(lambda: ended(zygote) and ended(agent), 2.0)
         assert not ended(child)
     finally:
-        os.kill(child, signal.SIGKILL)
+        for pid in (child, agent, zygote):
+            if not ended(pid):
+                os.kill(pid, signal.SIGKILL)
         leader.kill()
         leader.wait()
         leader.stdout.close()
