@@ -13,7 +13,7 @@ from typing import Callable, Optional, Union
 import mxnet as mx
 import numpy as np
 
-from .center import MOVED, CenterLink, Mailbox, even_chunks
+from .center import CenterLink, Mailbox, even_chunks
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
@@ -243,22 +243,9 @@ class CenterExchange:
     def reset(self) -> None:
         """Set the center to client 0's weights; collective in the job, waits."""
         self.flush(drop=True)
-        self._world.on_leader(self._overwrite)
+        self._world.on_leader(self._seed_again)
 
-    def _overwrite(self) -> None:
-        mailbox, limit_s = self._mailbox, self._world.settings.center_limit_s
-        assert mailbox is not None
-        mailbox.pull(self._host, sync=True)  # no client has anything in flight after this
-        if self._world.client == 0:
-            mailbox.x[:] = view(self._weights.flat())[: self._weights.size]
-            kinds = np.full(len(self._weights.sizes), MOVED, np.int64)
-            mailbox.start_exchange("esgd", 1.0, kinds)
-            if not mailbox.collect(self._host, limit_s):
-                raise CenterError(f"reset_center(): no answer of the servers in {limit_s:g} s")
-        mailbox.pull(self._host, sync=True, rebase=True)
-
-    def close(self) -> None:
-        """Give the mailbox back."""
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+    def _seed_again(self) -> None:
+        assert self._mailbox is not None
+        self._mailbox.x[:] = view(self._weights.flat())[: self._weights.size]
+        self._mailbox.seed(self._world.client == 0, self._host)

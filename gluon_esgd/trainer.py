@@ -6,18 +6,15 @@ import logging
 import math
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Union
 
 from mxnet import gluon
 from mxnet.kvstore import KVStore
 
 from .counters import Counters
-from .exchange import CenterExchange, Interval
-from .gradients import GradientReducer, bucket_sizes
 from .job import job
-from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
 from .policy import resolve
-from .rounds import ClientRounds
+from .replica import Replica
 
 __all__ = ["ElasticTrainer"]
 
@@ -105,49 +102,18 @@ class ElasticTrainer(gluon.Trainer):
             lazy=lazy,
         )
         self.counters = Counters()
-        self._alone = not world.is_distributed and not self._policy.has_center
-        self._started = self._alone
         self._in_center = False
-        self._first_weight_zero = False
-        if not self._alone:
-            self._join()
-
-    def _join(self) -> None:
-        """Enter the job: compare with the other ranks, take the leader's values."""
-        world, policy = self._job.world, self._policy
-        for param in self._params:
-            if (param._stype, param._grad_stype) != ("default", "default"):
-                raise ValueError(
-                    f"parameter {param.name!r} is row-sparse, which a distributed run does not "
-                    "exchange; make it dense (sparse_grad=False, stype='default')"
-                )
-        if world.size > 1 and type(self._optimizer).__name__ == "SGLD":
-            raise ValueError(
-                "optimizer 'sgld' draws its own noise on every rank, so the ranks of a client "
-                "would part; use one rank per client or another optimizer"
-            )
-        name = self._job.claim(policy.rule)
-        check_alike(self._params, world.control)
-        if world.size > 1:
-            follow_leader(self._params, world.control)
-        self._reducer: Optional[GradientReducer] = None
-        self._reduced: List[gluon.Parameter] = []
-        self._exchange: Optional[CenterExchange] = None
-        link = self._job.link() if world.num_clients > 1 or policy.has_center else None
-        self._rounds = ClientRounds(world, link, name)
-        if policy.has_center:
-            self._exchange = CenterExchange(
-                world,
-                self._job.lane,
-                link,
-                name,
-                rule=policy.rule,
-                alpha=policy.alpha,
-                interval=Interval(policy.interval),
-                lazy=policy.lazy,
-                counters=self.counters,
-            )
         self._finished = True  # until there is something to finish
+        self._replica: Optional[Replica] = None
+        if world.is_distributed or self._policy.has_center:
+            self._replica = Replica(
+                self._job,
+                self._params,
+                self._optimizer,
+                self._updaters,
+                self._policy,
+                self.counters,
+            )
 
     # ---- what it does ----
 
@@ -188,12 +154,12 @@ class ElasticTrainer(gluon.Trainer):
             On all ranks of the client: what an earlier step met in the engine.
         """
         start = time.perf_counter()
-        if self._alone:
+        replica = self._prepare()
+        if replica is None:
             super().step(batch_size, ignore_stale_grad)
         else:
-            self._prepare()
             _check_batch(batch_size)
-            reduced = self._reduce(batch_size, ignore_stale_grad)
+            reduced = replica.reduce(batch_size, ignore_stale_grad)
             # Reduced gradients are means over samples already.
             self._optimizer.rescale_grad = self._scale / (1 if reduced else batch_size)
             self._update(ignore_stale_grad)
@@ -204,13 +170,11 @@ class ElasticTrainer(gluon.Trainer):
 
         To change gradients (clip them, say) before `update`.
         """
-        if self._alone:
+        replica = self._prepare()
+        if replica is None:
             super().allreduce_grads()
         else:
-            self._prepare()
-            reducer = self._current_reducer()
-            if reducer.needed:
-                reducer.reduce(0 if self._first_weight_zero else 1, 1.0)
+            replica.mean_over_ranks()
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update from gradients that `allreduce_grads` has reduced.
@@ -227,128 +191,37 @@ class ElasticTrainer(gluon.Trainer):
             On all ranks, at a later step, when `batch_size` differed.
         """
         start = time.perf_counter()
-        if self._alone:
+        replica = self._prepare()
+        if replica is None:
             super().update(batch_size, ignore_stale_grad)
         else:
-            self._prepare()
             _check_batch(batch_size)
-            self._current_reducer().check_equal(float(batch_size), "batch_size of update()")
-            if ignore_stale_grad:
-                self._share_freshness(self._stale())
+            replica.check_batch(batch_size, ignore_stale_grad)
             self._optimizer.rescale_grad = self._scale / batch_size
             self._update(ignore_stale_grad)
         self._after_update(start)
 
-    def _after_update(self, start: float) -> None:
-        self.counters.steps += 1
-        if not self._alone:
-            self._first_weight_zero = False
-            if self._exchange is not None:
-                self._exchange.after_update(self.counters.steps)
-            else:
-                self.counters.server_bytes = self._rounds.server_bytes
-        self.counters.step_wait_s += time.perf_counter() - start
-
-    def _prepare(self) -> None:
-        self._job.lane.check()
+    def _prepare(self) -> Optional[Replica]:
+        """What must hold before anything is done; None where this process is alone."""
+        replica = self._replica
+        if replica is None:
+            return None
         if self._in_center:
             raise RuntimeError(
                 "the network holds the center's weights: leave `with trainer.center():` before "
                 "training on"
             )
-        if not self._started:
-            self._start()
-        if self._finished:
-            self._finished = False
-            self._job.finish_at_exit(self)
+        replica.prepare()
+        return replica
 
-    def _start(self) -> None:
-        """At the first step: all ranks alike, then all clients alike."""
-        world = self._job.world
-        for param in self._params:
-            param.list_data()  # Gluon's own error where one is not initialized
-        check_alike(self._params, world.control)
-        replaced = self._equal_ranks()
-        self._weights = Weights(self._params, self._optimizer, self._updaters)
-        agreed = contract(self._params, self._policy.rule)
-        if self._exchange is not None:
-            replaced |= self._exchange.start(self._weights, agreed)
-        elif world.num_clients > 1:
-            buckets = bucket_sizes(self._trainable(), world.settings.bucket_bytes)
-            replaced |= self._rounds.start(self._weights, buckets, agreed)
-        # A gradient that belongs to other weights counts nothing.
-        self._first_weight_zero = replaced
-        self._started = True
-
-    def _equal_ranks(self) -> bool:
-        """Give ranks whose weights differ the leader's; whether this rank's were replaced."""
-        world = self._job.world
-        if world.size == 1:
-            return False
-        digests = world.allgather(digest(self._params))
-        if len(set(digests)) == 1:
-            return False
-        others = [r for r, d in enumerate(digests) if d != digests[0]]
-        if world.is_leader:
-            _log.warning("ranks %s had other weights than rank 0 and took its", others)
-        broadcast(self._params, world.control)
-        return world.rank in others
-
-    def _trainable(self) -> List[gluon.Parameter]:
-        return [p for p in self._params if p.grad_req != "null"]
-
-    def _current_reducer(self) -> GradientReducer:
-        """The reducer for what has gradients now; collective when that has changed."""
-        trainable = self._trainable()
-        if self._reducer is None or trainable != self._reduced:
-            world = self._job.world
-            check_alike(trainable, world.control)
-            between = self._exchange is None and world.num_clients > 1
-            self._reduced = trainable
-            self._reducer = GradientReducer(
-                trainable,
-                world.comm,
-                self._job.lane,
-                self.counters,
-                algorithm=world.settings.algorithm,
-                bucket_bytes=world.settings.bucket_bytes,
-                between=self._rounds.sum_bucket if between else None,
-            )
-        return self._reducer
-
-    def _reduce(self, samples: float, ignore_stale_grad: bool) -> bool:
-        """Push the collectives of a step; whether there were any."""
-        reducer = self._current_reducer()
-        if not reducer.needed:
-            if self._first_weight_zero:
-                for param in self._reduced:
-                    for grad in param.list_grad():
-                        grad[:] = 0
-            return False
-        stale = self._stale()
-        error = None
-        if ignore_stale_grad:
-            self._share_freshness(stale)
-        elif stale:
-            # The others must not wait for the rank that is about to raise.
-            error = f"gradient of {self._reduced[stale[0]].name} was not updated by backward"
-        reducer.reduce(0 if self._first_weight_zero else samples, 1.0, stale, error)
-        return True
-
-    def _stale(self) -> List[int]:
-        return [
-            i
-            for i, param in enumerate(self._reduced)
-            if not all(data._fresh_grad for data in param.list_data())
-        ]
-
-    def _share_freshness(self, stale: List[int]) -> None:
-        """What is fresh on any rank is updated on all; waits."""
-        world = self._job.world
-        everywhere = set(stale).intersection(*world.allgather(stale))
-        for i in set(stale) - everywhere:
-            for data in self._reduced[i].list_data():
-                data._fresh_grad = True
+    def _after_update(self, start: float) -> None:
+        self.counters.steps += 1
+        if self._replica is not None:
+            self._replica.after_update(self.counters.steps)
+            if self._finished:
+                self._finished = False
+                self._job.finish_at_exit(self)
+        self.counters.step_wait_s += time.perf_counter() - start
 
     # ---- the center ----
 
@@ -373,36 +246,28 @@ class ElasticTrainer(gluon.Trainer):
         RuntimeError
             From `step` inside the block.
         """
-        if self._alone:
+        replica = self._prepare()
+        if replica is None:
             yield
             return
-        self._prepare()
-        if self._exchange is not None:
-            flat = self._exchange.pull(sync)
-        else:
-            self._job.lane.wait()
-            flat = self._rounds.mean_statistics(self._weights)
-        own = self._weights.own()
-        self._weights.write(flat)
+        own = replica.show_center(sync)
         self._in_center = True
         try:
             yield
         finally:
             self._in_center = False
-            self._weights.restore(own)
+            replica.show_own(own)
 
     def finish(self) -> None:
         """Complete what is in flight and make a last exchange; collective in the client, waits.
 
         A clean end of the script calls it where it was not called.
         """
-        if self._alone or self._finished:
+        if self._finished:
             return
-        self._prepare()
-        if self._exchange is not None:
-            self._exchange.exchange_now()
-        self._job.lane.wait()
-        self.counters.server_bytes = self._rounds.server_bytes
+        replica = self._prepare()
+        if replica is not None:
+            replica.finish()
         self._finished = True
         self._job.finished(self)
 
@@ -411,11 +276,9 @@ class ElasticTrainer(gluon.Trainer):
 
         After weights were loaded in mid-run, which the old center would pull back.
         """
-        if self._alone:
-            return
-        self._prepare()
-        if self._exchange is not None:
-            self._exchange.reset()
+        replica = self._prepare()
+        if replica is not None:
+            replica.reset_center()
 
 
 def _check_arguments(

@@ -1,0 +1,252 @@
+"""This process's part in a distributed training: what a step needs from ranks and clients."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, List, Optional, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Parameter
+
+from .counters import Counters
+from .exchange import CenterExchange, Interval
+from .gradients import GradientReducer, bucket_sizes
+from .job import Job
+from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
+from .policy import Policy
+from .rounds import ClientRounds
+
+__all__ = ["Replica"]
+
+_log = logging.getLogger(__name__)
+
+
+class Replica:
+    """One copy of the parameters among many; making one is collective in the client.
+
+    Parameters
+    ----------
+    job : Job
+    params : sequence of Parameter
+        The trainer's, in its order.
+    optimizer : Optimizer
+    updaters : sequence of Updater
+        One for each device.
+    policy : Policy
+    counters : Counters
+
+    Raises
+    ------
+    ValueError
+        On all ranks, when they bring other parameters.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        params: Sequence[Parameter],
+        optimizer: Any,
+        updaters: Sequence[Any],
+        policy: Policy,
+        counters: Counters,
+    ) -> None:
+        world = job.world
+        _check_dense(params)
+        if world.size > 1 and type(optimizer).__name__ == "SGLD":
+            raise ValueError(
+                "optimizer 'sgld' draws its own noise on every rank, so the ranks of a client "
+                "would part; use one rank per client or another optimizer"
+            )
+        self._job, self._world, self._params = job, world, params
+        self._optimizer, self._updaters = optimizer, updaters
+        self._policy, self._counters = policy, counters
+        name = job.claim(policy.rule)
+        check_alike(params, world.control)
+        if world.size > 1:
+            follow_leader(params, world.control)
+        self._reducer: Optional[GradientReducer] = None
+        self._reduced: List[Parameter] = []
+        self._started = False
+        self._drop_gradient = False
+        link = job.link() if world.num_clients > 1 or policy.has_center else None
+        self._rounds = ClientRounds(world, link, name)
+        self._exchange: Optional[CenterExchange] = None
+        if policy.has_center:
+            self._exchange = CenterExchange(
+                world,
+                job.lane,
+                link,
+                name,
+                rule=policy.rule,
+                alpha=policy.alpha,
+                interval=Interval(policy.interval),
+                lazy=policy.lazy,
+                counters=counters,
+            )
+
+    # ---- start ----
+
+    def prepare(self) -> None:
+        """Raise what an earlier step met in the engine; at the first call, start together."""
+        self._job.lane.check()
+        if not self._started:
+            self._start()
+
+    def _start(self) -> None:
+        """All ranks alike, then all clients alike."""
+        world = self._world
+        for param in self._params:
+            param.list_data()  # Gluon's own error where one is not initialized
+        check_alike(self._params, world.control)
+        replaced = self._equal_ranks()
+        self._weights = Weights(self._params, self._optimizer, self._updaters)
+        agreed = contract(self._params, self._policy.rule)
+        if self._exchange is not None:
+            replaced |= self._exchange.start(self._weights, agreed)
+        elif world.num_clients > 1:
+            buckets = bucket_sizes(self._trainable(), world.settings.bucket_bytes)
+            replaced |= self._rounds.start(self._weights, buckets, agreed)
+        # A gradient that belongs to other weights counts nothing.
+        self._drop_gradient = replaced
+        self._started = True
+
+    def _equal_ranks(self) -> bool:
+        """Give ranks whose weights differ the leader's; whether this rank's were replaced."""
+        world = self._world
+        if world.size == 1:
+            return False
+        digests = world.allgather(digest(self._params))
+        others = [r for r, d in enumerate(digests) if d != digests[0]]
+        if others:
+            if world.is_leader:
+                _log.warning("ranks %s had other weights than rank 0 and took its", others)
+            broadcast(self._params, world.control)
+        return world.rank in others
+
+    # ---- gradients ----
+
+    def _trainable(self) -> List[Parameter]:
+        return [p for p in self._params if p.grad_req != "null"]
+
+    def _current_reducer(self) -> GradientReducer:
+        """The reducer for what has gradients now; collective when that has changed."""
+        trainable = self._trainable()
+        if self._reducer is None or trainable != self._reduced:
+            world = self._world
+            check_alike(trainable, world.control)
+            between = self._exchange is None and world.num_clients > 1
+            self._reduced = trainable
+            self._reducer = GradientReducer(
+                trainable,
+                world.comm,
+                self._job.lane,
+                self._counters,
+                algorithm=world.settings.algorithm,
+                bucket_bytes=world.settings.bucket_bytes,
+                between=self._rounds.sum_bucket if between else None,
+            )
+        return self._reducer
+
+    def reduce(self, samples: float, ignore_stale_grad: bool) -> bool:
+        """Push the collectives that make gradients means over the samples of all ranks.
+
+        Returns
+        -------
+        bool
+            False where this process is alone in its sums: gradients are as they were.
+        """
+        if not self._current_reducer().needed:
+            self._zero_dropped()
+            return False
+        stale, error = self._stale(), None
+        if ignore_stale_grad:
+            self._share_freshness(stale)
+        elif stale:
+            # The others must not wait for the rank that is about to raise.
+            error = f"gradient of {self._reduced[stale[0]].name} was not updated by backward"
+        self._push_reduction(samples, stale, error)
+        return True
+
+    def mean_over_ranks(self) -> None:
+        """Push the collectives that make gradients their mean over ranks, stale or not."""
+        if self._current_reducer().needed:
+            self._push_reduction(1)
+        else:
+            self._zero_dropped()
+
+    def _push_reduction(
+        self, weight: float, stale: Sequence[int] = (), error: Optional[str] = None
+    ) -> None:
+        assert self._reducer is not None
+        self._reducer.reduce(0 if self._drop_gradient else weight, 1.0, stale, error)
+
+    def _zero_dropped(self) -> None:
+        for param in self._reduced if self._drop_gradient else ():
+            for grad in param.list_grad():
+                grad[:] = 0
+
+    def check_batch(self, batch_size: float, ignore_stale_grad: bool) -> None:
+        """Push the check that all ranks update with the same `batch_size`."""
+        self._current_reducer().check_equal(float(batch_size), "batch_size of update()")
+        if ignore_stale_grad:
+            self._share_freshness(self._stale())
+
+    def _stale(self) -> List[int]:
+        return [
+            i
+            for i, param in enumerate(self._reduced)
+            if not all(data._fresh_grad for data in param.list_data())
+        ]
+
+    def _share_freshness(self, stale: List[int]) -> None:
+        """What is fresh on any rank is updated on all; waits."""
+        everywhere = set(stale).intersection(*self._world.allgather(stale))
+        for i in set(stale) - everywhere:
+            for data in self._reduced[i].list_data():
+                data._fresh_grad = True
+
+    # ---- between clients ----
+
+    def after_update(self, step: int) -> None:
+        """Exchange with the center what is due after update `step`; pushes, does not wait."""
+        self._drop_gradient = False
+        if self._exchange is not None:
+            self._exchange.after_update(step)
+        else:
+            self._counters.server_bytes = self._rounds.server_bytes
+
+    def show_center(self, sync: bool) -> List[List[mx.nd.NDArray]]:
+        """Put the center into the network and return own weights for `show_own`; waits."""
+        if self._exchange is not None:
+            flat = self._exchange.pull(sync)
+        else:
+            self._job.lane.wait()
+            flat = self._rounds.mean_statistics(self._weights)
+        own = self._weights.own()
+        self._weights.write(flat)
+        return own
+
+    def show_own(self, own: List[List[mx.nd.NDArray]]) -> None:
+        """Put this replica's own weights back."""
+        self._weights.restore(own)
+
+    def finish(self) -> None:
+        """Complete what is in flight and make a last exchange; waits."""
+        if self._exchange is not None:
+            self._exchange.exchange_now()
+        self._job.lane.wait()
+        self._counters.server_bytes = self._rounds.server_bytes
+
+    def reset_center(self) -> None:
+        """Set the center to client 0's weights; collective in the job, waits."""
+        if self._exchange is not None:
+            self._exchange.reset()
+
+
+def _check_dense(params: Sequence[Parameter]) -> None:
+    for param in params:
+        if (param._stype, param._grad_stype) != ("default", "default"):
+            raise ValueError(
+                f"parameter {param.name!r} is row-sparse, which a distributed run does not "
+                "exchange; make it dense (sparse_grad=False, stype='default')"
+            )
