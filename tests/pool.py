@@ -21,6 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from gluon_esgd.launch.proc import clean_shared_memory
+
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60
 
@@ -69,7 +71,7 @@ class Pool:
     """A started job whose ranks wait for functions to run."""
 
     def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+        self.shape, self.since = shape, time.time()
         self.folder = tempfile.mkdtemp(prefix="pool-")
         address = os.path.join(self.folder, "socket")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -133,6 +135,7 @@ class Pool:
                 self.process.kill()
                 self.process.wait()
         self.output.close()
+        clean_shared_memory(self.since)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -149,7 +152,7 @@ def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) 
     call = f"from {function.__module__} import {function.__name__} as f; f(*{args!r})"
     with tempfile.TemporaryDirectory(prefix="once-") as folder:
         command = shape.command(["-c", call], os.path.join(folder, "job"))
-        start = time.monotonic()
+        start, since = time.monotonic(), time.time()
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -160,6 +163,7 @@ def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) 
             timeout=timeout,
         )
         seconds = time.monotonic() - start
+        clean_shared_memory(since)  # what MPI leaves behind when its ranks are killed
         return Ended(done.returncode, done.stdout.decode(errors="replace"), seconds)
 
 

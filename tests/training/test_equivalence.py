@@ -68,7 +68,9 @@ CENTERED = [
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize(("rule", "shape", "settings"), CENTERED, ids=str)
+@pytest.mark.parametrize(
+    ("rule", "shape", "settings"), CENTERED, ids=["-".join(map(str, s[:4])) for _, s, _ in CENTERED]
+)
 def test_rules_reach_the_minimum_of_a_convex_problem(
     pools: Pools, rule: str, shape: Shape, settings: Dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ from typing import Any, Callable, List
 import mxnet as mx
 import pytest
 from mxnet import gluon
+
+from gluon_esgd.launch.proc import clean_shared_memory
 
 from ..conftest import OPEN_MPI_PYTHON
 from ..pool import Pools, Shape, environment, mpiexec, run_once
@@ -278,6 +281,7 @@ def test_deferred_shapes_that_differ_are_named() -> None:
 
 def _crossed(python: str, starter: str) -> str:
     call = "import gluon_esgd; gluon_esgd.world()"
+    since = time.time()
     done = subprocess.run(
         [*mpiexec(starter), "-n", "2", python, "-c", call],
         env=environment(),
@@ -286,6 +290,7 @@ def _crossed(python: str, starter: str) -> str:
         timeout=60,
         text=True,
     )
+    clean_shared_memory(since)
     assert done.returncode != 0
     return done.stdout
 
@@ -308,3 +313,26 @@ def test_announced_ranks_without_mpiexec_are_an_error() -> None:
     )
     assert done.returncode != 0
     assert "started as one of 4 ranks, but MPI sees 1" in done.stderr
+
+
+def ends_without_finish() -> None:
+    from gluon_esgd import ElasticTrainer
+
+    net = network()
+    made: List[Any] = []
+    atexit.register(lambda: print(f"worker {_rank()} made {made[0].counters.exchanges}"))
+    made.append(ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}))
+    x, y = batches()
+    for i in range(3):
+        train_step(net, made[0], x[i], y[i])
+    if _rank() == 1:
+        time.sleep(0.5)  # ranks need not end at the same moment
+
+
+@pytest.mark.servers
+def test_a_clean_end_makes_the_last_exchange() -> None:
+    ended = run_once(Shape(4, 2, 1, "esgd"), ends_without_finish)
+    assert ended.code == 0, ended.output
+    assert sorted(re.findall(r"worker (\d) made (\d)", ended.output)) == [
+        (str(worker), "1") for worker in range(4)
+    ]

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
+import mxnet as mx
+import numpy as np
 import pytest
 
 from ..center.servers import servers
 from ..pool import ROOT, environment
-from .problems import batches, network, train_step
+from .problems import batches, flat, network, train_step
 
 STEPS, PACE_S, DELAY_S = 120, 0.03, 0.5
 
@@ -39,8 +41,35 @@ def paced(interval: str, lazy: str) -> None:
     print(json.dumps({"seconds": seconds, "slowest": slowest, **trainer.counters.as_dict()}))
 
 
-def _run(delay_s: float, interval: int, lazy: int, **settings: str) -> List[Dict[str, Any]]:
-    call = f"from tests.training.test_lazy import paced; paced('{interval}', '{lazy}')"
+def drawn_together(interval: str, lazy: str) -> None:
+    """Clients that start apart and have no gradient; print where they and the center end."""
+    from gluon_esgd import ElasticTrainer, world
+
+    net = network()
+    trainer = ElasticTrainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.0}, interval=int(interval), lazy=int(lazy)
+    )
+    x, y = batches()
+    for i in range(STEPS):
+        train_step(net, trainer, x[i % 20], y[i % 20])
+        if i == 0:
+            seed = float(flat(net).sum(dtype=np.float64))
+            for param in net.collect_params().values():
+                param.set_data(mx.nd.ones(param.shape) * (1 + world().client))
+        time.sleep(PACE_S / 3)
+    trainer.finish()
+    own = float(flat(net).sum(dtype=np.float64))
+    with trainer.center(sync=True):
+        center = float(flat(net).sum(dtype=np.float64))
+    seen = {"own": own, "center": center, "seed": seed, "size": flat(net).size}
+    print(json.dumps({**seen, **trainer.counters.as_dict()}))
+
+
+def _run(
+    function: Callable, delay_s: float, interval: int, lazy: int, **settings: str
+) -> List[Dict[str, Any]]:
+    name = function.__name__
+    call = f"from tests.training.test_lazy import {name} as f; f('{interval}', '{lazy}')"
     with servers(2, 1, delay_s=delay_s) as address:
         clients = [
             subprocess.Popen(
@@ -64,8 +93,8 @@ def _run(delay_s: float, interval: int, lazy: int, **settings: str) -> List[Dict
 
 @pytest.mark.servers
 def test_a_slow_server_is_hidden_when_the_delay_gives_it_time() -> None:
-    fast = _run(0.0, interval=60, lazy=59)
-    slow = _run(DELAY_S, interval=60, lazy=59)
+    fast = _run(paced, 0.0, interval=60, lazy=59)
+    slow = _run(paced, DELAY_S, interval=60, lazy=59)
     for quick, late in zip(fast, slow):
         assert late["seconds"] < 1.1 * quick["seconds"]
         assert late["exchanges"] == quick["exchanges"] == 3  # two due, one at the end
@@ -73,9 +102,19 @@ def test_a_slow_server_is_hidden_when_the_delay_gives_it_time() -> None:
 
 
 @pytest.mark.servers
-def test_an_exchange_that_is_late_is_put_off_and_nothing_is_lost() -> None:
+def test_no_step_waits_for_an_exchange_that_is_late() -> None:
     settings = {"GLUON_ESGD_CENTER_WAIT_S": "0.05"}
-    for client in _run(DELAY_S, interval=8, lazy=1, **settings):
+    for client in _run(paced, DELAY_S, interval=8, lazy=1, **settings):
         assert client["exchanges_late"] > 0
         assert client["exchanges"] >= 2
         assert client["slowest"] < DELAY_S, "a step waited for the servers"
+
+
+@pytest.mark.servers
+def test_an_exchange_that_is_late_is_put_off_and_nothing_is_lost() -> None:
+    settings = {"GLUON_ESGD_CENTER_WAIT_S": "0.02"}
+    ends = _run(drawn_together, 0.2, interval=4, lazy=1, **settings)
+    assert all(end["exchanges_late"] > 0 and end["exchanges"] > 1 for end in ends)
+    before = ends[0]["seed"] + (1 + 2) * ends[0]["size"]
+    after = ends[0]["center"] + sum(end["own"] for end in ends)
+    assert after == pytest.approx(before, rel=1e-5)
