@@ -1,7 +1,6 @@
 """A communicator whose every wait has a limit and says who is missing.
 
-The only module beside `topology` that knows mpi4py. A communicator of one rank
-needs no MPI and is the same type.
+A communicator of one rank needs no MPI and is the same type.
 """
 
 from __future__ import annotations
@@ -167,6 +166,7 @@ class Communicator:
         self.size: int = mpi.size if mpi is not None else 1
         self.limits = limits
         self.broken = False
+        self._abandoned: List[Any] = []
         self._roll_call = roll_call
 
     def enter(self) -> None:
@@ -194,6 +194,7 @@ class Communicator:
             wait_until(done, self.limits, lambda: self._report(what), lambda: self._look(what))
         except BaseException:
             self.broken = True
+            self._abandoned += requests  # MPI may still write into their buffers
             raise
 
     def _report(self, what: str) -> str:
@@ -202,9 +203,11 @@ class Communicator:
             missing = self._roll_call.missing()
         if missing:
             return f"{present}; on this node rank(s) {missing} have not come to it"
-        elsewhere = self._roll_call is None or len(self._roll_call) < self.size
-        where = "a rank of another node has not come to it" if elsewhere else "all have come to it"
-        return f"{present}; {where}"
+        if self._roll_call is None:
+            return f"{present}; another rank has not come to it"
+        if len(self._roll_call) < self.size:
+            return f"{present}; a rank of another node has not come to it"
+        return f"{present}; all have come to it"
 
     def _look(self, what: str) -> None:
         gone = self._roll_call.gone() if self._roll_call is not None else []
@@ -219,11 +222,11 @@ class Communicator:
         if self.size > 1:
             self.wait([self.mpi.Ibarrier()], what)
 
-    def broadcast(self, array: np.ndarray, what: str, root: int = 0) -> None:
-        """Copy the contiguous `array` of rank `root` into that of every rank, in place."""
+    def broadcast(self, array: np.ndarray, what: str) -> None:
+        """Copy the contiguous `array` of rank 0 into that of every rank, in place."""
         self.enter()
         if self.size > 1:
-            self.wait([self.mpi.Ibcast(_wire(array), root)], what)
+            self.wait([self.mpi.Ibcast(_wire(array), 0)], what)
 
     def allgather(self, value: Any, what: str = "an exchange of plans") -> List[Any]:
         """Return every rank's `value` in rank order; values are what JSON can say."""
@@ -236,7 +239,7 @@ class Communicator:
         everything = np.empty(int(lengths.sum()), np.uint8)
         ends = np.cumsum(lengths)
         spans = (lengths.tolist(), (ends - lengths).tolist())
-        self.wait([self.mpi.Iallgatherv(mine, [everything, spans, _byte(self.mpi)])], what)
+        self.wait([self.mpi.Iallgatherv(mine, [everything, spans, _byte()])], what)
         return [json.loads(everything[end - n : end].tobytes()) for n, end in zip(lengths, ends)]
 
 
@@ -245,7 +248,7 @@ def _wire(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
-def _byte(_: Any) -> Any:
+def _byte() -> Any:
     from mpi4py import MPI
 
     return MPI.BYTE

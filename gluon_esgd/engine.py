@@ -35,15 +35,17 @@ class _Context(ctypes.Structure):
 
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_jobs: Dict[int, Callable[[], None]] = {}
-_next_job = 1
+_operations: Dict[int, Callable[[], None]] = {}
+_next_number = 1
 
 
-def _run_job(_: int, job: int) -> None:
-    _jobs.pop(job)()
+def _run_operation(_: int, number: int) -> None:
+    _operations.pop(number)()
 
 
-_callback = _Callback(_run_job)  # one for all operations, and for ever: the engine may call late
+_callback = _Callback(
+    _run_operation
+)  # one for all operations, and for ever: the engine may call late
 
 
 def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
@@ -51,14 +53,14 @@ def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
 
 
 def _push(
-    job: Callable[[], None],
+    operation: Callable[[], None],
     reads: Sequence[mx.nd.NDArray],
     writes: Sequence[mx.nd.NDArray],
     name: str,
 ) -> None:
-    global _next_job
-    number, _next_job = _next_job, _next_job + 1
-    _jobs[number] = job
+    global _next_number
+    number, _next_number = _next_number, _next_number + 1
+    _operations[number] = operation
     check_call(
         _LIB.MXEnginePushSyncND(
             _callback,

@@ -8,7 +8,8 @@ the engine, so replicas stay equal to the bit and ``step()`` does not wait.
 from __future__ import annotations
 
 import logging
-from typing import Callable, Optional, Union
+import time
+from typing import TYPE_CHECKING, Optional
 
 import mxnet as mx
 import numpy as np
@@ -21,36 +22,14 @@ from .errors import CenterError
 from .parameters import Weights, take_from_leader
 from .topology import World
 
-__all__ = ["CenterExchange", "Interval"]
+__all__ = ["CenterExchange"]
+
+if TYPE_CHECKING:
+    from .policy import Interval
 
 _log = logging.getLogger(__name__)
 
 _LATE, _DONE, _FAILED = 0, 1, 2
-
-
-class Interval:
-    """When exchanges are due: every `value` steps, or as a function of the step says.
-
-    Parameters
-    ----------
-    value : int or callable
-        With a callable, the exchange after one at step ``s`` is due at the
-        first step ``t`` with ``t - s >= value(t)``.
-    """
-
-    def __init__(self, value: Union[int, Callable[[int], int]]) -> None:
-        self._value = value
-        self._last = 0
-
-    def due(self, step: int) -> bool:
-        """Whether an exchange is due after update `step`, counted from 1; asked once a step."""
-        length = self._value(step) if callable(self._value) else self._value
-        if not isinstance(length, (int, np.integer)) or length < 1:
-            raise ValueError(f"interval at step {step} is {length!r}: it must be an integer >= 1")
-        if step - self._last < length:
-            return False
-        self._last = step
-        return True
 
 
 class CenterExchange:
@@ -91,9 +70,8 @@ class CenterExchange:
         self._mailbox: Optional[Mailbox] = None
         self._apply_at: Optional[int] = None
         self._late = False  # set in the engine; read after a wait for `_flat`
-        self._failure: Optional[CenterError] = None
-
-    # ---- start ----
+        self._seen_at = 0.0
+        self._failure: Optional[Exception] = None
 
     def start(self, weights: Weights, contract: dict) -> bool:
         """Bring the center and this client together; collective in the client, waits.
@@ -125,8 +103,6 @@ class CenterExchange:
         self._mailbox.x[:] = self._host
         self._mailbox.seed(self._world.client == 0, self._host)
 
-    # ---- every step ----
-
     def after_update(self, step: int) -> None:
         """Apply what is back and start what is due after update `step`; pushes, does not wait."""
         due = self._interval.due(step)
@@ -134,17 +110,10 @@ class CenterExchange:
             self._push_application(self._world.settings.center_wait_s)
         if not due:
             return
-        if self._late_by_now():
-            self._push_application(self._world.settings.center_wait_s)
         self._push_snapshot()
         self._apply_at = step + self._lazy
         if self._lazy == 0:
             self._push_application(self._world.settings.center_wait_s)
-
-    def _late_by_now(self) -> bool:
-        """Whether the last application found nothing; it ran steps ago, so this hardly waits."""
-        self._flat.wait_to_read()
-        return self._late
 
     def _push_snapshot(self) -> None:
         self._weights.copy_to(self._flat)
@@ -158,11 +127,11 @@ class CenterExchange:
             allreduce(statistics, self._world.comm)
             np.divide(statistics, np.float32(self._world.size), out=statistics)
         if self._mailbox is None or self._mailbox.in_flight:
-            return
+            return  # not the leader, or one is late: that one is collected next
         self._mailbox.x[:] = self._host
         try:
             self._mailbox.start_exchange(self._rule, self._alpha, kinds)
-        except CenterError as error:
+        except Exception as error:
             self._failure = error  # said to all ranks where they expect the exchange
 
     def _push_application(self, timeout_s: float, drop: bool = False) -> None:
@@ -179,7 +148,7 @@ class CenterExchange:
                 if self._failure is not None:
                     raise self._failure
                 status[0] = _DONE if self._mailbox.collect(self._host, timeout_s) else _LATE
-            except CenterError as error:
+            except Exception as error:
                 status[0], text = _FAILED, str(error)
         comm = self._world.comm
         comm.broadcast(status, "the status of an exchange")
@@ -192,18 +161,18 @@ class CenterExchange:
             return
         comm.broadcast(self._host, "the broadcast of an exchange")
         self._counters.exchanges += 1
-        if self._mailbox is not None and self._link is not None:
+        self._seen_at = time.monotonic()
+        if self._mailbox is not None:
             self._counters.distance = self._mailbox.distance
-            self._counters.server_bytes = self._link.bytes_moved
-
-    # ---- calls that wait ----
+            self._counters.server_bytes = self._mailbox.bytes_moved
 
     def flush(self, drop: bool = False) -> None:
         """Complete the exchange in flight, if there is one; collective in the client, waits.
 
         With `drop` its shift is not applied: the weights it belongs to were replaced.
         """
-        if self._apply_at is not None or self._late_by_now():
+        wait_to_write(self._flat)
+        if self._apply_at is not None or self._late:
             self._push_application(self._world.settings.center_limit_s, drop)
         self._settle()
 
@@ -238,12 +207,16 @@ class CenterExchange:
         except CenterError as error:
             if sync or not self._mailbox.last_center(self._host):
                 raise
-            _log.warning("the servers are out of reach, so this is the last center seen: %s", error)
+            age_s = time.monotonic() - self._seen_at
+            _log.warning("the center is that of %.0f s ago, the last one seen: %s", age_s, error)
+        else:
+            self._seen_at = time.monotonic()
 
     def reset(self) -> None:
-        """Set the center to client 0's weights; collective in the job, waits."""
+        """Set the center, and all clients, to client 0's weights; collective in the job, waits."""
         self.flush(drop=True)
         self._world.on_leader(self._seed_again)
+        take_from_leader(self._world, self._weights, self._flat)
 
     def _seed_again(self) -> None:
         assert self._mailbox is not None

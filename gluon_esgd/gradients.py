@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -31,12 +31,31 @@ _NAMED = 3  # parameters that an error message names
 
 @dataclass
 class _Bucket:
-    """Gradients that travel together; `arrays` are those of all devices of this process."""
+    """Gradients that travel together.
+
+    `arrays` are those of all devices of this process, by parameter; `staged` are the same,
+    or CPU arrays beside those that lie on another kind of device.
+    """
 
     number: int
     params: List[Parameter]
     arrays: List[List[mx.nd.NDArray]]
+    staged: List[List[mx.nd.NDArray]]
     buffer: np.ndarray
+
+    def stage(self) -> None:
+        """Push copies of what is not on the CPU to beside it."""
+        for array, copy in self._copies():
+            array.copyto(copy)
+
+    def unstage(self) -> None:
+        """Push the copies back."""
+        for array, copy in self._copies():
+            copy.copyto(array)
+
+    def _copies(self) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+        for arrays, staged in zip(self.arrays, self.staged):
+            yield from ((a, b) for a, b in zip(arrays, staged) if a is not b)
 
     def __str__(self) -> str:
         names = [p.name for p in self.params]
@@ -88,7 +107,6 @@ class GradientReducer:
         self._comm, self._lane, self._counters = comm, lane, counters
         self._algorithm, self._bucket_bytes, self._between = algorithm, bucket_bytes, between
         self._buckets: List[_Bucket] = []
-        self._step = 0
 
     @property
     def needed(self) -> bool:
@@ -97,36 +115,32 @@ class GradientReducer:
         return self._comm.size > 1 or devices > 1 or self._between is not None
 
     def reduce(
-        self, weight: float, scale: float, stale: Sequence[int] = (), error: Optional[str] = None
+        self, step: int, weight: float, stale: Sequence[int] = (), error: Optional[str] = None
     ) -> None:
         """Push the collectives of one step; collective over the client's ranks.
 
-        Afterwards, in the engine's order, every gradient is ``scale / W`` times
-        the sum over all ranks and devices, where `W` is the sum of all weights.
+        Afterwards, in the engine's order, every gradient is the sum over all ranks
+        and devices divided by the sum of all weights.
 
         Parameters
         ----------
+        step : int
+            The trainer's, for messages.
         weight : float
             Samples behind this rank's gradients; with 0 they count as zeros.
-        scale : float
-            The same on all ranks.
         stale : sequence of int
             Positions in `params` that count as zeros on this rank.
         error : str, optional
             A local error: it is raised on every rank, and no gradient changes.
         """
-        self._step += 1
-        step, skipped = self._step, {self._params[i].name for i in stale}
+        skipped = {self._params[i].name for i in stale}
         for bucket in self._current():
-            arrays = [a for per_device in bucket.arrays for a in per_device]
-            staged = [[_on_cpu(a) for a in per_device] for per_device in bucket.arrays]
-            views = [[view(a) for a in per_device] for per_device in staged]
-            job = _Job(bucket, views, weight, scale, skipped, error, step)
-            held = [a for per_device in staged for a in per_device]
+            bucket.stage()
+            views = [[view(a) for a in per_device] for per_device in bucket.staged]
+            job = _Reduction(bucket, views, weight, skipped, error, step)
+            held = [a for per_device in bucket.staged for a in per_device]
             self._lane.push(functools.partial(self._run, job), f"allreduce {bucket}", writes=held)
-            for array, copy in zip(arrays, held):
-                if copy is not array:
-                    copy.copyto(array)
+            bucket.unstage()
 
     def _current(self) -> List[_Bucket]:
         """The buckets, laid anew when a gradient array was replaced (cast, reset_ctx, ...)."""
@@ -141,13 +155,14 @@ class GradientReducer:
                     number,
                     [self._params[i] for i in span.indices],
                     [list(now[i]) for i in span.indices],
+                    [[_beside(a) for a in now[i]] for i in span.indices],
                     np.empty(sum(now[i][0].size for i in span.indices) + TAIL, span.dtype),
                 )
                 for number, span in enumerate(_plan(self._params, self._bucket_bytes))
             ]
         return self._buckets
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Reduction) -> None:
         """In the engine: pack, sum over ranks and clients, scale, unpack."""
         start, buffer, error = time.perf_counter(), job.bucket.buffer, job.error
         try:
@@ -164,15 +179,16 @@ class GradientReducer:
         self._counters.collective_bytes += buffer.nbytes
         self._counters.collective_s += time.perf_counter() - start
 
-    def _sum(self, job: _Job) -> None:
+    def _sum(self, job: _Reduction) -> None:
         try:
             allreduce(job.bucket.buffer, self._comm, self._algorithm)
         except CollectiveError as cause:
             raise type(cause)(f"{job.bucket}, step {job.step}: {cause}") from cause
 
-    def _sum_clients(self, job: _Job, error: Optional[str]) -> Optional[str]:
+    def _sum_clients(self, job: _Reduction, error: Optional[str]) -> Optional[str]:
+        # With an error too: the mark tells the other clients, who would wait in vain.
         buffer = job.bucket.buffer
-        if self._comm.rank == 0 and not buffer[_ERRORS]:
+        if self._comm.rank == 0:
             try:
                 self._between(job.bucket.number, buffer)  # type: ignore[misc]
             except Exception as cause:
@@ -180,7 +196,7 @@ class GradientReducer:
         self._comm.broadcast(buffer, f"{job.bucket}, step {job.step}")
         return error
 
-    def _raise_everywhere(self, job: _Job, error: Optional[str]) -> None:
+    def _raise_everywhere(self, job: _Reduction, error: Optional[str]) -> None:
         texts = self._comm.allgather(error, f"the errors of {job.bucket}")
         said = [f"rank {r}: {text}" for r, text in enumerate(texts) if text is not None]
         cause = "; ".join(said) or "a rank of another client has the cause in its log"
@@ -202,13 +218,12 @@ class GradientReducer:
 
 
 @dataclass
-class _Job:
+class _Reduction:
     """One bucket in one step: what the engine needs when its turn comes."""
 
     bucket: _Bucket
     views: List[List[np.ndarray]]
     weight: float
-    scale: float
     skipped: set
     error: Optional[str]
     step: int
@@ -230,7 +245,7 @@ class _Job:
         """Write the scaled sums to every device; zeros where no rank had a sample."""
         buffer, start = self.bucket.buffer, 0
         total = float(buffer[_SAMPLES])
-        factor = self.scale / total if total else 0.0
+        factor = 1.0 / total if total else 0.0
         np.multiply(buffer, buffer.dtype.type(factor), out=buffer)
         for views in self.views:
             for out in views:
@@ -238,5 +253,7 @@ class _Job:
             start += views[0].size
 
 
-def _on_cpu(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    return array if array.context.device_type == "cpu" else array.copyto(mx.cpu())
+def _beside(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    if array.context.device_type == "cpu":
+        return array
+    return mx.nd.empty(array.shape, mx.cpu(), array.dtype)  # allocated now, so it can be viewed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import traceback
 from typing import Any, List, Optional
 
 from .center import CenterLink
@@ -11,6 +12,8 @@ from .engine import Lane, lane
 from .topology import World, world
 
 __all__ = ["Job", "job"]
+
+_PEERS_LIMIT_S = 600.0  # for other clients, where the environment sets no limit
 
 
 class Job:
@@ -64,6 +67,7 @@ class Job:
                 job_dir=settings.job_dir,
                 start_timeout_s=settings.start_timeout_s,
                 limit_s=settings.center_limit_s,
+                peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
             )
         return self._link
 
@@ -76,14 +80,25 @@ class Job:
         self._unfinished = [t for t in self._unfinished if t is not trainer]
 
     def _end(self) -> None:
+        """Finish what a clean script left; a failure here must not pass for a good end."""
         self.world.leave()
-        if self._unfinished and getattr(sys, "last_type", None) is None and not self.lane.failed:
+        try:
+            if getattr(sys, "last_type", None) is None:
+                self._finish_all()
+        except Exception:
+            traceback.print_exc()
+            self.world.abort()
+        if self._link is not None:
+            self._link.close()
+
+    def _finish_all(self) -> None:
+        self.lane.drain()
+        self.lane.check()
+        if self._unfinished:
             # Ranks that still train find out that this one has left; none is waited for in vain.
             self.world.control.barrier("the end of the script")
             for trainer in list(self._unfinished):
                 trainer.finish()
-        if self._link is not None:
-            self._link.close()
 
 
 _job: Optional[Job] = None

@@ -15,6 +15,7 @@ from .collectives import agree
 from .communicator import Communicator
 from .engine import view
 from .optim import master_weight
+from .settings import RULES
 from .topology import World
 
 __all__ = [
@@ -99,7 +100,7 @@ def contract(params: Sequence[Parameter], rule: str) -> Dict[str, int]:
     return {
         "num_parameters": len(params),
         "shapes (digest)": int(hashlib.sha256(text.encode()).hexdigest()[:6], 16),
-        "rule (sgd 0, asgd 1, esgd 2)": ("sgd", "asgd", "esgd").index(rule),
+        "rule (sgd 0, asgd 1, esgd 2)": RULES.index(rule),
     }
 
 
@@ -209,11 +210,12 @@ def take_from_leader(world: World, weights: Weights, flat: mx.nd.NDArray) -> boo
     bool
         Whether this rank's trained weights were others before.
     """
-    before = weights.flat()
+    before = view(weights.flat())
     world.control.broadcast(view(flat), "the broadcast of client 0's weights")
-    weights.set_to(flat)
-    trained = slice(0, weights.num_moved)
-    return not np.array_equal(view(before)[trained], view(flat)[trained])
+    after, trained = view(flat), slice(0, weights.num_moved)
+    if not np.array_equal(before, after):  # else they keep what float32 does not hold
+        weights.set_to(flat)
+    return not np.array_equal(before[trained], after[trained])
 
 
 def _is_statistic(param: Parameter) -> bool:

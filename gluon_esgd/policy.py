@@ -7,19 +7,48 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Union
+from typing import Any, Callable, Optional, Union
 
-from .optim import check_alpha, default_alpha
+import numpy as np
+
+from .optim import ElasticSGD, check_alpha, default_alpha
 from .settings import RULES, Settings
 
-__all__ = ["Policy", "resolve"]
+__all__ = ["Interval", "IntervalLike", "Policy", "resolve"]
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_INTERVAL = {"sgd": 1, "asgd": 1, "esgd": 64}
 
+IntervalLike = Union[int, Callable[[int], int], None]
+
 # They rebuild the weight from other state, which an exchange would have to move too.
 _REBUILD = ("ftrl", "ftml")
+
+
+class Interval:
+    """When exchanges are due: every `value` steps, or as a function of the step says.
+
+    Parameters
+    ----------
+    value : int or callable
+        With a callable, the exchange after one at step ``s`` is due at the
+        first step ``t`` with ``t - s >= value(t)``.
+    """
+
+    def __init__(self, value: Union[int, Callable[[int], int]]) -> None:
+        self._value = value
+        self._last = 0
+
+    def due(self, step: int) -> bool:
+        """Whether an exchange is due after update `step`, counted from 1; asked once a step."""
+        length = self._value(step) if callable(self._value) else self._value
+        if not isinstance(length, (int, np.integer)) or length < 1:
+            raise ValueError(f"interval at step {step} is {length!r}: it must be an integer >= 1")
+        if step - self._last < length:
+            return False
+        self._last = step
+        return True
 
 
 @dataclass(frozen=True)
@@ -43,7 +72,7 @@ def resolve(
     kvstore: Any,
     *,
     rule: Optional[str] = None,
-    interval: Union[int, Callable[[int], int], None] = None,
+    interval: IntervalLike = None,
     alpha: Optional[float] = None,
     beta: Optional[float] = None,
     lazy: Optional[int] = None,
@@ -70,18 +99,22 @@ def resolve(
         raise ValueError(f"rule={rule!r} must be one of {', '.join(RULES)}, or unset")
     default = "sgd" if settings.num_clients == 1 else "esgd"
     rule = rule or settings.rule or _rule_of(kvstore) or default
+    if settings.num_servers == 0 and settings.num_clients > 1:
+        raise ValueError(
+            f"{settings.num_clients} clients need a server: start with --servers 1 or more"
+        )
     if rule != "sgd" and settings.num_servers == 0:
-        if settings.num_clients == 1:
-            _log.warning("rule %r with one client and no server has no center: using 'sgd'", rule)
-            rule = "sgd"
-        else:
-            raise ValueError(
-                f"{settings.num_clients} clients need a server: start with --servers 1 or more"
-            )
-    length = _interval(rule, interval, settings, optimizer)
+        _log.warning("rule %r with one client and no server has no center: using 'sgd'", rule)
+        rule = "sgd"
+    carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
+    length = _interval(interval, settings, carrier)
     _check_optimizer(rule, optimizer)
-    rate = _alpha(alpha, beta, settings, optimizer)
-    return Policy(rule, length, rate, _lazy(lazy, settings, length))
+    return Policy(
+        rule=rule,
+        interval=1 if rule == "sgd" else _first(length, _DEFAULT_INTERVAL[rule]),
+        alpha=_alpha(alpha, beta, settings, carrier),
+        lazy=_lazy(lazy, settings, length, rule),
+    )
 
 
 def _rule_of(kvstore: Any) -> Optional[str]:
@@ -94,50 +127,63 @@ def _first(*candidates: Any) -> Any:
     return next((c for c in candidates if c is not None), None)
 
 
+def _whole(name: str, value: Any, least: int, unit: str) -> int:
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = least - 1
+    if whole < least or whole != value:
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least} ({unit})")
+    return whole
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r} must be a number") from None
+
+
 def _interval(
-    rule: str, given: Union[int, Callable[[int], int], None], settings: Settings, optimizer: Any
-) -> Union[int, Callable[[int], int]]:
-    if given is not None and not callable(given) and (given != int(given) or given < 1):
-        raise ValueError(
-            f"interval={given!r} must be an integer of at least 1 or a callable of the step"
-        )
-    if rule == "sgd":
-        return 1
-    carried = getattr(optimizer, "interval", None)
-    return _first(given, settings.interval, carried, _DEFAULT_INTERVAL[rule])
+    given: IntervalLike, settings: Settings, carrier: Optional[ElasticSGD]
+) -> IntervalLike:
+    """The interval that somebody has said, if anybody."""
+    said = _first(given, settings.interval, carrier and carrier.interval)
+    if said is None or callable(said):
+        return said
+    return _whole("interval", said, 1, "steps, or a function of the step")
 
 
 def _alpha(
-    alpha: Optional[float], beta: Optional[float], settings: Settings, optimizer: Any
+    alpha: Optional[float],
+    beta: Optional[float],
+    settings: Settings,
+    carrier: Optional[ElasticSGD],
 ) -> float:
-    levels: List[tuple] = [
-        (alpha, beta),
-        (settings.alpha, settings.beta),
-        (getattr(optimizer, "alpha", None), getattr(optimizer, "beta", None)),
-    ]
+    levels = [(alpha, beta), (settings.alpha, settings.beta)]
+    if carrier is not None:
+        levels.append((carrier.alpha, carrier.beta))
     clients = settings.num_clients
     for a, b in levels:
         if a is not None and b is not None:
             raise ValueError(f"give alpha={a!r} or beta={b!r}, not both")
         if a is not None:
-            return check_alpha(a, clients)
+            return check_alpha(_number("alpha", a), clients)
         if b is not None:
-            return check_alpha(default_alpha(clients, b), clients)
+            return check_alpha(default_alpha(clients, _number("beta", b)), clients)
     return default_alpha(clients)
 
 
-def _lazy(
-    given: Optional[int], settings: Settings, interval: Union[int, Callable[[int], int]]
-) -> int:
-    lazy = _first(given, settings.lazy, 1)
-    if lazy != int(lazy) or lazy < 0:
-        raise ValueError(f"lazy={lazy!r} must be an integer of at least 0 (steps)")
-    if not callable(interval) and lazy > interval:
+def _lazy(given: Optional[int], settings: Settings, interval: IntervalLike, rule: str) -> int:
+    lazy = _whole("lazy", _first(given, settings.lazy, 1), 0, "steps")
+    if interval is None and rule != "sgd":
+        interval = _DEFAULT_INTERVAL[rule]
+    if isinstance(interval, int) and lazy > interval:
         raise ValueError(
             f"lazy={lazy} must not be above interval={interval}: an exchange is applied before "
             "the next one starts"
         )
-    return int(lazy)
+    return lazy
 
 
 def _check_optimizer(rule: str, optimizer: Any) -> None:

@@ -8,13 +8,15 @@ from typing import Any, List, Optional, Sequence
 import mxnet as mx
 from mxnet.gluon import Parameter
 
+from .collectives import agree, names
 from .counters import Counters
-from .exchange import CenterExchange, Interval
+from .exchange import CenterExchange
 from .gradients import GradientReducer, bucket_sizes
 from .job import Job
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
-from .policy import Policy
+from .policy import Interval, Policy
 from .rounds import ClientRounds
+from .settings import PREFIX, Settings
 
 __all__ = ["Replica"]
 
@@ -52,6 +54,11 @@ class Replica:
     ) -> None:
         world = job.world
         _check_dense(params)
+        if world.settings.algorithm not in names():
+            raise ValueError(
+                f"{PREFIX}ALGORITHM={world.settings.algorithm!r} must be one of "
+                f"{', '.join(names())}"
+            )
         if world.size > 1 and type(optimizer).__name__ == "SGLD":
             raise ValueError(
                 "optimizer 'sgld' draws its own noise on every rank, so the ranks of a client "
@@ -60,12 +67,14 @@ class Replica:
         self._job, self._world, self._params = job, world, params
         self._optimizer, self._updaters = optimizer, updaters
         self._policy, self._counters = policy, counters
-        name = job.claim(policy.rule)
         check_alike(params, world.control)
+        agree(world.control, "setting", _settings(policy, world.settings))
+        name = job.claim(policy.rule)
         if world.size > 1:
             follow_leader(params, world.control)
         self._reducer: Optional[GradientReducer] = None
         self._reduced: List[Parameter] = []
+        self._step = 0
         self._started = False
         self._drop_gradient = False
         link = job.link() if world.num_clients > 1 or policy.has_center else None
@@ -83,8 +92,6 @@ class Replica:
                 lazy=policy.lazy,
                 counters=counters,
             )
-
-    # ---- start ----
 
     def prepare(self) -> None:
         """Raise what an earlier step met in the engine; at the first call, start together."""
@@ -104,8 +111,7 @@ class Replica:
         if self._exchange is not None:
             replaced |= self._exchange.start(self._weights, agreed)
         elif world.num_clients > 1:
-            buckets = bucket_sizes(self._trainable(), world.settings.bucket_bytes)
-            replaced |= self._rounds.start(self._weights, buckets, agreed)
+            replaced |= self._rounds.start(self._weights, agreed)
         # A gradient that belongs to other weights counts nothing.
         self._drop_gradient = replaced
         self._started = True
@@ -123,8 +129,6 @@ class Replica:
             broadcast(self._params, world.control)
         return world.rank in others
 
-    # ---- gradients ----
-
     def _trainable(self) -> List[Parameter]:
         return [p for p in self._params if p.grad_req != "null"]
 
@@ -135,6 +139,10 @@ class Replica:
             world = self._world
             check_alike(trainable, world.control)
             between = self._exchange is None and world.num_clients > 1
+            if between:
+                self._job.lane.wait()
+                buckets = bucket_sizes(trainable, world.settings.bucket_bytes)
+                world.on_leader(lambda: self._rounds.lay(buckets))
             self._reduced = trainable
             self._reducer = GradientReducer(
                 trainable,
@@ -178,7 +186,8 @@ class Replica:
         self, weight: float, stale: Sequence[int] = (), error: Optional[str] = None
     ) -> None:
         assert self._reducer is not None
-        self._reducer.reduce(0 if self._drop_gradient else weight, 1.0, stale, error)
+        weight = 0 if self._drop_gradient else weight
+        self._reducer.reduce(self._step + 1, weight, stale, error)
 
     def _zero_dropped(self) -> None:
         for param in self._reduced if self._drop_gradient else ():
@@ -205,13 +214,12 @@ class Replica:
             for data in self._reduced[i].list_data():
                 data._fresh_grad = True
 
-    # ---- between clients ----
-
-    def after_update(self, step: int) -> None:
-        """Exchange with the center what is due after update `step`; pushes, does not wait."""
+    def after_update(self) -> None:
+        """Exchange with the center what is due after an update; pushes, does not wait."""
+        self._step += 1
         self._drop_gradient = False
         if self._exchange is not None:
-            self._exchange.after_update(step)
+            self._exchange.after_update(self._step)
         else:
             self._counters.server_bytes = self._rounds.server_bytes
 
@@ -219,6 +227,8 @@ class Replica:
         """Put the center into the network and return own weights for `show_own`; waits."""
         if self._exchange is not None:
             flat = self._exchange.pull(sync)
+            if self._world.is_leader and not self._counters.exchanges:
+                _log.warning("this client has not exchanged with the center yet")
         else:
             self._job.lane.wait()
             flat = self._rounds.mean_statistics(self._weights)
@@ -235,12 +245,28 @@ class Replica:
         if self._exchange is not None:
             self._exchange.exchange_now()
         self._job.lane.wait()
-        self._counters.server_bytes = self._rounds.server_bytes
 
     def reset_center(self) -> None:
-        """Set the center to client 0's weights; collective in the job, waits."""
+        """Give all ranks, all clients and the center client 0's weights; waits."""
+        self._job.lane.wait()
+        self._equal_ranks()
         if self._exchange is not None:
             self._exchange.reset()
+        elif self._world.num_clients > 1:
+            self._rounds.seed(self._weights)
+
+
+def _settings(policy: Policy, settings: Settings) -> List[List[Any]]:
+    """What all ranks of a client must have alike, or their collectives part."""
+    interval = "a function" if callable(policy.interval) else policy.interval
+    return [
+        ["rule", policy.rule],
+        ["interval", interval],
+        ["alpha", policy.alpha],
+        ["lazy", policy.lazy],
+        ["bucket_bytes", settings.bucket_bytes],
+        ["algorithm", settings.algorithm],
+    ]
 
 
 def _check_dense(params: Sequence[Parameter]) -> None:

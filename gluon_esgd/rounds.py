@@ -33,15 +33,14 @@ class ClientRounds:
         self._spans: List[Tuple[int, int]] = []
         self._gradients: Optional[Mailbox] = None
         self._weights: Optional[Mailbox] = None
+        self._laid = self._closed_bytes = 0
 
-    def start(self, weights: Weights, buckets: Sequence[int], contract: Dict[str, int]) -> bool:
+    def start(self, weights: Weights, contract: Dict[str, int]) -> bool:
         """Give every client the weights of client 0; collective in the job, waits.
 
         Parameters
         ----------
         weights : Weights
-        buckets : sequence of int
-            Elements of each gradient bucket.
         contract : dict of str to int
             What all clients must have alike.
 
@@ -50,25 +49,52 @@ class ClientRounds:
         bool
             Whether this client's weights were replaced.
         """
-        flat = weights.flat()
-        host = view(flat)[: weights.size]
-        self._world.on_leader(lambda: self._open(weights, buckets, contract, host))
-        return take_from_leader(self._world, weights, flat)
+        self._world.on_leader(lambda: self._open(weights, contract))
+        return self.seed(weights)
 
-    def _open(
-        self, weights: Weights, buckets: Sequence[int], contract: Dict[str, int], host: np.ndarray
-    ) -> None:
+    def _open(self, weights: Weights, contract: Dict[str, int]) -> None:
         assert self._link is not None
         self._link.wait_ready()
-        servers = self._world.settings.num_servers
-        chunks = _chunks([weights.num_moved, weights.size - weights.num_moved], servers)
+        parts = [weights.num_moved, weights.size - weights.num_moved]
+        chunks = _chunks(parts, self._world.settings.num_servers)
         self._weights = self._link.attach(f"{self._name}.weights", weights.sizes, chunks, contract)
+
+    def seed(self, weights: Weights) -> bool:
+        """Give every client the weights of client 0, again; collective in the job, waits.
+
+        Returns
+        -------
+        bool
+            Whether this rank's weights were replaced.
+        """
+        flat = weights.flat()
+        host = view(flat)[: weights.size]
+        self._world.on_leader(lambda: self._seed(host))
+        return take_from_leader(self._world, weights, flat)
+
+    def _seed(self, host: np.ndarray) -> None:
+        assert self._weights is not None
         self._weights.x[:] = host
         self._weights.seed(self._world.client == 0, host)
+
+    def lay(self, buckets: Sequence[int]) -> None:
+        """Make place for gradient buckets of these sizes; all leaders call it, waits.
+
+        Called again when the set of parameters that have gradients has changed.
+        """
+        assert self._link is not None
+        if self._gradients is not None:
+            self._closed_bytes += self._gradients.bytes_moved
+            self._gradients.close()
         ends = np.cumsum(buckets).tolist()
         self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
-        chunks = _chunks(buckets, servers)
-        self._gradients = self._link.attach(f"{self._name}.gradients", buckets, chunks, {})
+        self._laid += 1
+        self._gradients = self._link.attach(
+            f"{self._name}.gradients{self._laid}",
+            buckets,
+            _chunks(buckets, self._world.settings.num_servers),
+            {},
+        )
 
     def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
         """Sum bucket `number` over all clients, in place; leaders only, waits."""
@@ -102,8 +128,9 @@ class ClientRounds:
 
     @property
     def server_bytes(self) -> int:
-        """Bytes that went to and from the servers (leader only)."""
-        return self._link.bytes_moved if self._link is not None else 0
+        """Bytes of this trainer that went to and from the servers (leader only)."""
+        mailboxes = [m for m in (self._weights, self._gradients) if m is not None]
+        return self._closed_bytes + sum(m.bytes_moved for m in mailboxes)
 
 
 def _chunks(sizes: Sequence[int], servers: int) -> List[Tuple[int, int]]:

@@ -88,7 +88,7 @@ def _setting(default: Any, parse: Parser, meaning: str, by: str = "user") -> Any
     return field(default=default, metadata={"parse": parse, "meaning": meaning, "by": by})
 
 
-def _job(default: Any, parse: Parser, meaning: str) -> Any:
+def _by_launcher(default: Any, parse: Parser, meaning: str) -> Any:
     return _setting(default, parse, meaning, by="launcher")
 
 
@@ -96,22 +96,22 @@ def _job(default: Any, parse: Parser, meaning: str) -> Any:
 class Settings:
     """What the environment says, checked. Times are in seconds, sizes in bytes."""
 
-    job_dir: Optional[str] = _job(None, _text, "folder of the job: logs, state, checkpoints")
-    client: int = _job(0, _int(0), "number of this process's client")
-    num_clients: int = _job(1, _int(1), "clients in the job")
-    client_size: Optional[int] = _job(None, _int(1), "ranks in each client, as announced")
-    num_servers: int = _job(0, _int(0), "parameter servers in the job")
-    scheduler: Optional[str] = _job(None, _address, "host:port of the parameter server's scheduler")
-    places: Optional[str] = _job(
+    job_dir: Optional[str] = _by_launcher(None, _text, "folder of the job: logs, state")
+    client: int = _by_launcher(0, _int(0), "number of this process's client")
+    num_clients: int = _by_launcher(1, _int(1), "clients in the job")
+    client_size: Optional[int] = _by_launcher(None, _int(1), "ranks in each client, as announced")
+    num_servers: int = _by_launcher(0, _int(0), "parameter servers in the job")
+    scheduler: Optional[str] = _by_launcher(None, _address, "host:port of the scheduler")
+    places: Optional[str] = _by_launcher(
         None, _places, "place of each rank among the workers of its machine; unset: not bound"
     )
-    rule: Optional[str] = _job(None, _one_of(*RULES), "rule between clients")
-    interval: Optional[int] = _job(None, _int(1), "optimizer steps between two exchanges")
-    alpha: Optional[float] = _job(None, _float(0, open_=False, high=1), "moving rate")
-    beta: Optional[float] = _job(
+    rule: Optional[str] = _by_launcher(None, _one_of(*RULES), "rule between clients")
+    interval: Optional[int] = _by_launcher(None, _int(1), "optimizer steps between two exchanges")
+    alpha: Optional[float] = _by_launcher(None, _float(0, open_=False, high=1), "moving rate")
+    beta: Optional[float] = _by_launcher(
         None, _float(0, open_=False), "moving rate times max(2, number of clients)"
     )
-    lazy: Optional[int] = _job(None, _int(0), "steps from the snapshot to its application")
+    lazy: Optional[int] = _by_launcher(None, _int(0), "steps from the snapshot to its application")
     algorithm: str = _setting("auto", _text, "collective algorithm by its registered name")
     bucket_bytes: int = _setting(25 << 20, _int(1), "size at which a gradient bucket is closed")
     start_timeout_s: float = _setting(120.0, _float(0), "limit for all processes to be there")
@@ -120,10 +120,10 @@ class Settings:
         None, _limit, "a wait this long ends the job; 'off': never (the launcher sets 600)"
     )
     center_wait_s: float = _setting(
-        2.0, _float(0, open_=False), "how long a step waits for a late exchange before it skips it"
+        2.0, _float(0, open_=False), "how long a late exchange is waited for before it is put off"
     )
     center_limit_s: float = _setting(
-        60.0, _float(0), "no answer of the parameter server for this long is an error"
+        60.0, _float(0), "no answer of agent or servers for this long is an error"
     )
 
     def environment(self) -> Dict[str, str]:
@@ -135,7 +135,7 @@ class Settings:
         for f in fields(self):
             value = getattr(self, f.name)
             if value != f.default:
-                out[PREFIX + f.name.upper()] = "off" if value is None else str(value)
+                out[PREFIX + f.name.upper()] = str(value)
         return out
 
 

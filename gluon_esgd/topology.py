@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Callable, List, Mapping, Optional, Tuple, Type
 
 from .communicator import Communicator, Limits, RollCall
-from .errors import CenterError, TopologyError
+from .errors import CenterError, StallError, TopologyError
 from .settings import Settings, read
 
 __all__ = ["World", "world"]
@@ -121,6 +121,18 @@ class World:
         if text is not None:
             raise CenterError(text)
 
+    def abort(self) -> None:
+        """End this process now, and with it all ranks of the client; never returns."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        time.sleep(_LAST_WORDS_S)
+        if self.size > 1 and self.settings.job_dir is None:
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(1)
+        os._exit(1)  # the launcher's wrapper says which rank it was, and mpiexec ends the others
+
     def leave(self) -> None:
         """Tell ranks that wait for this one that it has come to its end (not collective)."""
         self.comm.leave()
@@ -185,6 +197,7 @@ def _with_mpi(announced: Optional[int], settings: Settings) -> World:
             "engine need; leave mpi4py.rc.thread_level at 'multiple'"
         )
     limits = Limits(settings.stall_warning_s, settings.stall_abort_s)
+    _meet(root, Limits(settings.stall_warning_s, settings.start_timeout_s))
     node = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
     comm, control = (
         Communicator(root.Dup(), RollCall.over(node, root.rank), limits) for _ in range(2)
@@ -204,7 +217,7 @@ def _with_mpi(announced: Optional[int], settings: Settings) -> World:
         control=control,
     )
     if root.size > 1:
-        _end_together(made, root)
+        _end_together(made)
     return made
 
 
@@ -226,6 +239,15 @@ def _initialized() -> Any:
     return MPI
 
 
+def _meet(root: Any, limits: Limits) -> None:
+    """Wait for all ranks to come to their first `world`, within the start's limit."""
+    first = Communicator(root, None, limits)
+    try:
+        first.wait([root.Ibarrier()], "the first call of world()")
+    except StallError as error:
+        raise TopologyError(f"{error}: every rank has to call it (or make its trainer)") from error
+
+
 def _mismatch(what: str, MPI: Any) -> str:
     library = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
     return (
@@ -242,7 +264,7 @@ def _node(root: Any, node: Any) -> Tuple[int, int]:
     return nodes.index(firsts[root.rank]), len(nodes)
 
 
-def _end_together(made: World, root: Any) -> None:
+def _end_together(made: World) -> None:
     """An uncaught exception or a failed collective on one rank ends all ranks of the client."""
     previous = sys.excepthook
 
@@ -250,21 +272,12 @@ def _end_together(made: World, root: Any) -> None:
         kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
     ) -> None:
         previous(kind, error, trace)
-        _flush()
-        time.sleep(_LAST_WORDS_S)
-        root.Abort(1)
+        made.abort()
 
     def leave() -> None:
-        _flush()
         if made.comm.broken or made.control.broken:
-            root.Abort(1)
+            made.abort()
         made.leave()
 
     sys.excepthook = hook
     atexit.register(leave)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()

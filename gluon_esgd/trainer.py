@@ -13,7 +13,7 @@ from mxnet.kvstore import KVStore
 
 from .counters import Counters
 from .job import job
-from .policy import resolve
+from .policy import IntervalLike, resolve
 from .replica import Replica
 
 __all__ = ["ElasticTrainer"]
@@ -75,7 +75,7 @@ class ElasticTrainer(gluon.Trainer):
         update_on_kvstore: Optional[bool] = None,
         *,
         rule: Optional[str] = None,
-        interval: Union[int, Callable[[int], int], None] = None,
+        interval: IntervalLike = None,
         alpha: Optional[float] = None,
         beta: Optional[float] = None,
         lazy: Optional[int] = None,
@@ -105,7 +105,7 @@ class ElasticTrainer(gluon.Trainer):
         self._in_center = False
         self._finished = True  # until there is something to finish
         self._replica: Optional[Replica] = None
-        if world.is_distributed or self._policy.has_center:
+        if shared:
             self._replica = Replica(
                 self._job,
                 self._params,
@@ -114,8 +114,6 @@ class ElasticTrainer(gluon.Trainer):
                 self._policy,
                 self.counters,
             )
-
-    # ---- what it does ----
 
     @property
     def rule(self) -> str:
@@ -131,8 +129,6 @@ class ElasticTrainer(gluon.Trainer):
     def alpha(self) -> float:
         """The moving rate of an exchange."""
         return self._policy.alpha
-
-    # ---- a step ----
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Take the mean gradient over all samples of the client and update; does not wait.
@@ -169,6 +165,11 @@ class ElasticTrainer(gluon.Trainer):
         """Make gradients their mean over the ranks of the client; collective, does not wait.
 
         To change gradients (clip them, say) before `update`.
+
+        Raises
+        ------
+        CollectiveError, CenterError
+            On all ranks of the client: what an earlier step met in the engine.
         """
         replica = self._prepare()
         if replica is None:
@@ -217,13 +218,11 @@ class ElasticTrainer(gluon.Trainer):
     def _after_update(self, start: float) -> None:
         self.counters.steps += 1
         if self._replica is not None:
-            self._replica.after_update(self.counters.steps)
+            self._replica.after_update()
             if self._finished:
                 self._finished = False
                 self._job.finish_at_exit(self)
         self.counters.step_wait_s += time.perf_counter() - start
-
-    # ---- the center ----
 
     @contextmanager
     def center(self, sync: bool = False) -> Iterator[None]:
@@ -262,6 +261,11 @@ class ElasticTrainer(gluon.Trainer):
         """Complete what is in flight and make a last exchange; collective in the client, waits.
 
         A clean end of the script calls it where it was not called.
+
+        Raises
+        ------
+        CollectiveError, CenterError
+            On all ranks of the client.
         """
         if self._finished:
             return
@@ -272,9 +276,15 @@ class ElasticTrainer(gluon.Trainer):
         self._job.finished(self)
 
     def reset_center(self) -> None:
-        """Set the center to client 0's weights now; collective in the job, waits.
+        """Give all ranks, all clients and the center client 0's weights; collective in the job.
 
         After weights were loaded in mid-run, which the old center would pull back.
+        Optimizer states stay as they are. It waits.
+
+        Raises
+        ------
+        CenterError
+            On all ranks of a client that got no answer.
         """
         replica = self._prepare()
         if replica is not None:
@@ -294,7 +304,7 @@ def _check_arguments(
             f"compression_params={compression_params!r} is not offered in a distributed job; "
             "leave it unset"
         )
-    if update_on_kvstore:
+    if update_on_kvstore and world.is_main:
         _log.warning("update_on_kvstore=True: the optimizer runs on the workers all the same")
 
 

@@ -69,7 +69,7 @@ def test_jobs_are_forgotten_when_they_have_run(fresh: Lane) -> None:
         fresh.push(lambda: None, "nothing")
     fresh.wait()
     mx.nd.waitall()
-    assert not engine._jobs
+    assert not engine._operations
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

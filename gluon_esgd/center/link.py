@@ -46,7 +46,10 @@ class CenterLink:
     start_timeout_s : float, default 120
         Limit for `wait_ready`, `attach` and `Mailbox.seed`.
     limit_s : float, default 60
-        Limit for every other answer.
+        Limit for answers that need only the agent and the servers.
+    peers_limit_s : float, default 600
+        Limit for calls that all clients make together, who may be at different steps:
+        `Mailbox.reduce` and ``Mailbox.pull(sync=True)``.
 
     Raises
     ------
@@ -65,13 +68,19 @@ class CenterLink:
         job_dir: Optional[str] = None,
         start_timeout_s: float = 120.0,
         limit_s: float = 60.0,
+        peers_limit_s: float = 600.0,
     ) -> None:
         counts = {"client": client, "num_clients": num_clients, "num_servers": num_servers}
-        limits = {"start_timeout_s": start_timeout_s, "limit_s": limit_s}
+        limits = {
+            "start_timeout_s": start_timeout_s,
+            "limit_s": limit_s,
+            "peers_limit_s": peers_limit_s,
+        }
         raise_faults("center link", [*_faults(scheduler, **counts), *_limit_faults(limits)])
         self.client, self.num_clients, self.num_servers = client, num_clients, num_servers
         self.sync, self.scheduler = bool(sync), scheduler
         self.start_timeout_s, self.limit_s = float(start_timeout_s), float(limit_s)
+        self.peers_limit_s = float(peers_limit_s)
         self._job_dir = None if job_dir is None else Path(job_dir)
         self._owner, self._closed, self._lock = os.getpid(), False, threading.Lock()
         self._mailboxes: Dict[str, Mailbox] = {}

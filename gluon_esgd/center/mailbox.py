@@ -192,7 +192,7 @@ class Mailbox:
         RuntimeError
             If an exchange is in flight, whose difference the pull would overwrite.
         CenterError
-            If there is no answer within the link's ``limit_s``.
+            If there is no answer within the link's ``limit_s``, with `sync` ``peers_limit_s``.
         """
         self._check_out(out)
         self._check_async("pull")
@@ -200,7 +200,8 @@ class Mailbox:
         together = f", for which all {self._link.num_clients} clients must ask" if sync else ""
         self._link._call(
             f"a pull of '{self.name}'{together}",
-            self._link.limit_s, "pull", name=self.name, sync=bool(sync), rebase=bool(rebase),
+            self._link.peers_limit_s if sync else self._link.limit_s,
+            "pull", name=self.name, sync=bool(sync), rebase=bool(rebase),
         )  # fmt: skip
         self._memory.copy_center(out)
 
@@ -222,7 +223,7 @@ class Mailbox:
         ValueError
             If the link is not ``sync``, or ``[start, stop)`` cuts a chunk.
         CenterError
-            If there is no answer within the link's ``limit_s``.
+            If there is no answer within the link's ``peers_limit_s``.
         """
         if not self._link.sync:
             raise ValueError("reduce() needs a link with sync=True (rule 'sgd')")
@@ -230,7 +231,7 @@ class Mailbox:
         first, last = chunk_range(self._memory.chunks, int(start), int(stop))
         self._link._call(
             f"the sum of '{self.name}' [{start}, {stop}) over {self._link.num_clients} clients",
-            self._link.limit_s, "reduce", name=self.name, first=first, last=last,
+            self._link.peers_limit_s, "reduce", name=self.name, first=first, last=last,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .agreement import agree
 from .buckets import Span, pack_order
-from .plan import agree
 from .registry import allreduce, names, register
 
 __all__ = ["Span", "agree", "allreduce", "names", "pack_order", "register"]

@@ -67,7 +67,7 @@ def test_center_and_finish_are_there_and_do_nothing() -> None:
         ({"alpha": 0.1, "beta": 0.2}, "alpha=0.1 or beta=0.2, not both"),
         ({"alpha": 1.5}, "alpha=1.5 must lie between 0 and"),
         ({"lazy": -1}, "lazy=-1 must be an integer of at least 0"),
-        ({"lazy": 2}, "lazy=2 must not be above interval=1"),
+        ({"interval": 1, "lazy": 2}, "lazy=2 must not be above interval=1"),
     ],
 )
 def test_bad_arguments_are_errors_alone_too(kwargs: Dict[str, Any], message: str) -> None:

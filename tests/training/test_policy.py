@@ -8,8 +8,7 @@ import mxnet as mx
 import pytest
 
 from gluon_esgd import ElasticSGD
-from gluon_esgd.exchange import Interval
-from gluon_esgd.policy import resolve
+from gluon_esgd.policy import Interval, resolve
 from gluon_esgd.settings import Settings
 
 SGD = mx.optimizer.create("sgd")
@@ -33,6 +32,9 @@ CASES = [
     ({"lazy": 3}, SGD, "device", {"lazy": 0}, ("esgd", 64, 0.225, 0)),
     ({"num_clients": 1, "num_servers": 0}, SGD, "device", {}, ("sgd", 1, 0.45, 1)),
     ({"num_clients": 1}, SGD, "device", {"rule": "esgd"}, ("esgd", 64, 0.45, 1)),
+    ({"rule": "sgd"}, SGD, "device", {"interval": 64, "lazy": 4}, ("sgd", 1, 0.225, 4)),
+    ({"rule": "sgd"}, mx.optimizer.create("ftrl", beta=5), "device", {}, ("sgd", 1, 0.225, 1)),
+    ({}, SGD, "device", {"interval": 8.0}, ("esgd", 8, 0.225, 1)),
 ]
 
 
@@ -52,6 +54,13 @@ def test_precedence(
         ({"alpha": 0.5}, SGD, {}, r"alpha=0.5 .* 2 / \(1 \+ num_clients\) = 0.4 for 4 clients"),
         ({}, SGD, {"beta": 3.0}, "alpha=0.75 must lie"),
         ({}, SGD, {"interval": 4, "lazy": 5}, "lazy=5 must not be above interval=4"),
+        ({"rule": "sgd"}, SGD, {"interval": 4, "lazy": 5}, "lazy=5 must not be above interval=4"),
+        ({"rule": "asgd"}, SGD, {"lazy": 5}, "lazy=5 must not be above interval=1"),
+        ({"rule": "sgd", "num_servers": 0}, SGD, {}, "4 clients need a server"),
+        ({}, SGD, {"interval": "x"}, "interval='x' must be an integer of at least 1"),
+        ({}, SGD, {"interval": float("nan")}, "interval=nan must be an integer of at least 1"),
+        ({}, SGD, {"lazy": "x"}, "lazy='x' must be an integer of at least 0"),
+        ({}, SGD, {"alpha": "x"}, "alpha='x' must be a number"),
         ({}, mx.optimizer.create("ftrl"), {}, "optimizer 'ftrl' computes its weights anew"),
         ({}, mx.optimizer.create("ftml"), {"rule": "asgd"}, "optimizer 'ftml'"),
     ],
