@@ -117,6 +117,7 @@ class Lane:
     def __init__(self) -> None:
         self._token = mx.nd.zeros((1,))
         self._failure: Optional[BaseException] = None
+        self.raised = False  # whether the script has been told of the failure
         self._owner = os.getpid()
         self._inside = threading.local()
         os.register_at_fork(before=self._before_fork)
@@ -174,6 +175,7 @@ class Lane:
     def check(self) -> None:
         """Raise the failure that closed the lane, if there was one; does not wait."""
         if self._failure is not None:
+            self.raised = True
             raise self._failure
 
     def wait(self) -> None:

@@ -82,11 +82,13 @@ class Job:
     def _end(self) -> None:
         """Finish what a clean script left; a failure here must not pass for a good end."""
         self.world.leave()
+        told = self.lane.raised
         try:
             if getattr(sys, "last_type", None) is None:
                 self._finish_all()
         except Exception:
-            traceback.print_exc()
+            if not told:
+                traceback.print_exc()
             self.world.abort()
         if self._link is not None:
             self._link.close()

@@ -7,15 +7,17 @@ MPI and does not load it.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Type
 
 from .communicator import Communicator, Limits, RollCall
-from .errors import CenterError, StallError, TopologyError
+from .errors import CenterError, TopologyError
 from .settings import Settings, read
 
 __all__ = ["World", "world"]
@@ -169,7 +171,8 @@ def _make(settings: Settings, environ: Mapping[str, str]) -> World:
     place = settings.client, settings.num_clients
     if announced == 1 and not _under_mpi(environ):
         return World(*place, settings=settings)
-    return _with_mpi(announced, settings)
+    with _within(settings.start_timeout_s):
+        return _with_all_ranks_that_mpiexec_started(announced, settings)
 
 
 def _under_mpi(environ: Mapping[str, str]) -> bool:
@@ -186,7 +189,7 @@ def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
     return max(sizes)
 
 
-def _with_mpi(announced: Optional[int], settings: Settings) -> World:
+def _with_all_ranks_that_mpiexec_started(announced: Optional[int], settings: Settings) -> World:
     MPI = _initialized()
     root = MPI.COMM_WORLD
     if announced is not None and root.size != announced:
@@ -197,7 +200,6 @@ def _with_mpi(announced: Optional[int], settings: Settings) -> World:
             "engine need; leave mpi4py.rc.thread_level at 'multiple'"
         )
     limits = Limits(settings.stall_warning_s, settings.stall_abort_s)
-    _meet(root, Limits(settings.stall_warning_s, settings.start_timeout_s))
     node = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
     comm, control = (
         Communicator(root.Dup(), RollCall.over(node, root.rank), limits) for _ in range(2)
@@ -239,13 +241,18 @@ def _initialized() -> Any:
     return MPI
 
 
-def _meet(root: Any, limits: Limits) -> None:
-    """Wait for all ranks to come to their first `world`, within the start's limit."""
-    first = Communicator(root, None, limits)
+@contextmanager
+def _within(limit_s: float) -> Iterator[None]:
+    """End the process with a traceback when the block takes longer.
+
+    It waits inside MPI for all ranks, with the interpreter's lock held: only
+    a thread that needs no lock can still end it.
+    """
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
     try:
-        first.wait([root.Ibarrier()], "the first call of world()")
-    except StallError as error:
-        raise TopologyError(f"{error}: every rank has to call it (or make its trainer)") from error
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _mismatch(what: str, MPI: Any) -> str:

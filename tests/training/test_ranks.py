@@ -341,3 +341,133 @@ def test_world_tells_every_place(pools: Pools, shape: Shape) -> None:
         for r in range(size)
     ]
     assert pools.get(shape).run(_world) == expected
+
+
+def _replicas(rule: str) -> List[str]:
+    net = network()
+    trainer = _trainer(net, interval=2, lazy=1)
+    assert trainer.rule == rule
+    seen = []
+    for x, y in zip(*batches()):
+        train_step(net, trainer, _mine(x), _mine(y))
+        seen.append(digest(net))
+    trainer.finish()
+    return [*seen, digest(net)]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")], ids=["esgd", "asgd"]
+)
+def test_replicas_have_the_same_bits_after_every_step(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_replicas, shape.rule)
+    assert results[0] == results[1] and results[2] == results[3]
+
+
+def _reset_by_leader() -> Tuple[str, float]:
+    """Only the leader of client 0 has the new weights."""
+    from gluon_esgd import world
+
+    net = network()
+    trainer = _trainer(net)
+    x, y = batches()
+    train_step(net, trainer, _mine(x[0]), _mine(y[0]))
+    if world().is_main:
+        for param in net.collect_params().values():
+            param.set_data(mx.nd.ones(param.shape) * 5)
+    trainer.reset_center()
+    reset = digest(net), float(flat(net).min())
+    train_step(net, trainer, _mine(x[1]), _mine(y[1]))
+    trainer.finish()
+    return reset
+
+
+@ANY_RANKS
+def test_reset_center_gives_everybody_the_weights_of_one(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_reset_by_leader)
+    assert len(set(results)) == 1 and results[0][1] == 5
+
+
+def _two_trainers() -> List[str]:
+    """Two networks with their own optimizers and intervals, stepped in turn."""
+    from gluon_esgd import ElasticTrainer, world
+
+    nets = network(seed=1), network(seed=2, hidden=8)
+    interval = {"interval": 3} if world().settings.num_servers else {}
+    trainers = [
+        ElasticTrainer(nets[0].collect_params(), "sgd", {"learning_rate": 0.1}, **interval),
+        ElasticTrainer(nets[1].collect_params(), "adam", {"learning_rate": 0.01}),
+    ]
+    for i, (x, y) in enumerate(zip(*batches())):
+        train_step(nets[0], trainers[0], _mine(x), _mine(y))
+        if i % 2:
+            train_step(nets[1], trainers[1], _mine(x), _mine(y))
+    for trainer in trainers:
+        trainer.finish()
+    with trainers[0].center(), trainers[1].center():
+        return [digest(net) for net in nets]
+
+
+@ANY_RANKS
+def test_two_trainers_in_one_script(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_two_trainers)
+    size = shape.workers // shape.clients
+    for first in range(0, shape.workers, size):
+        assert results[first : first + size] == [results[first]] * size
+
+
+def _half_precision() -> Tuple[float, float, float]:
+    """fp16 weights, no gradient, clients that start apart: masters are drawn together."""
+    from gluon_esgd import ElasticTrainer, world
+
+    param = gluon.Parameter("w", shape=(8,), dtype="float16", init="ones")
+    param.initialize()
+    settings = {"learning_rate": 0.0, "multi_precision": True, "momentum": 0.9}
+    trainer = ElasticTrainer([param], "sgd", settings, interval=1, lazy=0, alpha=0.3)
+    for step in range(12):
+        if step == 1:
+            param.set_data(mx.nd.ones((8,), dtype="float16") * (1 + world().client))
+            trainer._updaters[0].states[0][1][:] = 1 + world().client
+        for grad, data in zip(param.list_grad(), param.list_data()):
+            grad[:] = 0
+            data._fresh_grad = True
+        trainer.step(1)
+    trainer.finish()
+    master = trainer._updaters[0].states[0][1].asnumpy()
+    own = param.data().asnumpy()
+    with trainer.center(sync=True):
+        center = float(param.data().asnumpy().mean())
+    return float(own.mean()), float(master.mean()), center
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+def test_exchanges_move_masters_of_half_precision_weights(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_half_precision)
+    for own, master, center in results:
+        assert own == pytest.approx(master, abs=1e-3)
+        assert own == pytest.approx(center, abs=0.02)
+    assert results[0][1] != 1 and results[2][1] != 2
+
+
+def _unfrozen() -> List[str]:
+    net = network()
+    net[0].weight.grad_req = "null"
+    trainer = _trainer(net)
+    seen = []
+    for i, (x, y) in enumerate(zip(*batches(8))):
+        if i == 4:
+            net[0].weight.grad_req = "write"
+        train_step(net, trainer, _mine(x), _mine(y))
+        seen.append(digest(net))
+    trainer.finish()
+    return seen
+
+
+@ANY_RANKS
+def test_parameters_can_be_unfrozen_in_mid_run(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_unfrozen)
+    size = shape.workers // shape.clients
+    for first in range(0, shape.workers, size):
+        assert results[first : first + size] == [results[first]] * size
+    assert shape.rule != "sgd" or results[0] == results[-1]
