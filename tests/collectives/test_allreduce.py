@@ -10,9 +10,10 @@ import pytest
 from gluon_esgd.collectives import allreduce, names
 from gluon_esgd.communicator import Communicator
 
-from ..pool import Pools, Shape
+from ..pool import OPEN_MPI_PYTHON, Pools, Shape, label
 
 ALGORITHMS = ["auto", "library", "ring"]
+SHAPES = [Shape(2), Shape(3), Shape(4), Shape(3, python=OPEN_MPI_PYTHON)]
 SIZES = [0, 1, 2, 3, 5, 1000, 1 << 18, (1 << 20) + 7]
 
 
@@ -35,7 +36,7 @@ def test_the_suite_knows_every_algorithm() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("shape", [Shape(2), Shape(3), Shape(4)], ids=lambda s: s.workers)
+@pytest.mark.parametrize("shape", SHAPES, ids=label)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_is_right_and_has_the_same_bits_on_all_ranks(
     pools: Pools, shape: Shape, algorithm: str

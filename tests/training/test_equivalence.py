@@ -7,10 +7,10 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-from ..pool import Pools, Shape
+from ..pool import OPEN_MPI_PYTHON, Pools, Shape, label
 from .problems import BATCH, solve_regression, train_alone, train_shared
 
-MPI = [Shape(2), Shape(3), Shape(4)]
+MPI = [Shape(2), Shape(3), Shape(4), Shape(3, python=OPEN_MPI_PYTHON)]
 ACROSS = [
     Shape(2, clients=2, servers=1, rule="sgd"),
     Shape(3, clients=3, servers=2, rule="sgd"),
@@ -27,7 +27,7 @@ def _marks(shape: Shape) -> list:
     return [pytest.mark.servers] if shape.servers else [pytest.mark.mpi]
 
 
-SHAPES = [pytest.param(s, marks=_marks(s), id="-".join(map(str, s[:4]))) for s in MPI + ACROSS]
+SHAPES = [pytest.param(s, marks=_marks(s), id=label(s)) for s in MPI + ACROSS]
 
 
 def _check(pools: Pools, shape: Shape, name: str, sizes: Any = None) -> None:
@@ -64,12 +64,13 @@ CENTERED = [
     ("asgd", Shape(4, 2, 1, "asgd"), {"interval": 3, "lazy": 2}),
     ("sgd", Shape(4, 2, 2, "sgd"), {}),
     ("esgd", Shape(2, 1, 1, "esgd"), {"interval": 4}),
+    ("esgd", Shape(4, 2, 1, "esgd", python=OPEN_MPI_PYTHON), {"interval": 4}),
 ]
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize(
-    ("rule", "shape", "settings"), CENTERED, ids=["-".join(map(str, s[:4])) for _, s, _ in CENTERED]
+    ("rule", "shape", "settings"), CENTERED, ids=[label(s) for _, s, _ in CENTERED]
 )
 def test_rules_reach_the_minimum_of_a_convex_problem(
     pools: Pools, rule: str, shape: Shape, settings: Dict[str, Any]

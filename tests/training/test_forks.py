@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-from ..pool import Pools, Shape
+from ..pool import Pools, Shape, label
 from .problems import batches, digest, network, train_step
 
 ANY = pytest.mark.parametrize(
@@ -21,7 +21,7 @@ ANY = pytest.mark.parametrize(
         pytest.param(Shape(2), marks=pytest.mark.mpi),
         pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
     ],
-    ids=lambda s: "-".join(map(str, s[:4])),
+    ids=label,
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-from ..pool import Pools, Shape
+from ..pool import Pools, Shape, label
 from .problems import batches, digest, flat, network, shares, train_step
 
 ANY_RANKS = pytest.mark.parametrize(
@@ -20,7 +20,7 @@ ANY_RANKS = pytest.mark.parametrize(
         pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
         pytest.param(Shape(4, 2, 2, "sgd"), marks=pytest.mark.servers),
     ],
-    ids=lambda s: "-".join(map(str, s[:4])),
+    ids=label,
 )
 
 
