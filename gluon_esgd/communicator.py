@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -75,21 +75,40 @@ def wait_until(
         sleep_s = min(sleep_s * 1.5, _LONGEST_SLEEP_S)
 
 
+# Names of collectives that a rank's row keeps: the last so many, cut to so many bytes.
+_KEPT, _NAME_BYTES = 8, 120
+
+_ROW = np.dtype(
+    [
+        ("entered", np.int64),
+        ("left", np.int64),
+        ("idle", np.int64),
+        ("names", f"S{_NAME_BYTES}", (_KEPT,)),
+    ]
+)
+
+
 class RollCall:
     """Which ranks of this node have come to which collective, in memory they share.
 
     Parameters
     ----------
-    slots : ndarray of int64, shape (local_size, 2)
-        Row by row: collectives entered, and 1 when the rank has left the job.
+    rows : ndarray, shape (local_size,)
+        Of each rank: collectives entered, whether it has come to its end, whether
+        its engine was idle when it entered, and the names of the last; see `table`.
     ranks : sequence of int
         The rank in the communicator of each row.
     row : int
         This rank's row.
     """
 
-    def __init__(self, slots: np.ndarray, ranks: Sequence[int], row: int) -> None:
-        self._slots, self._ranks, self._row = slots, list(ranks), row
+    def __init__(self, rows: np.ndarray, ranks: Sequence[int], row: int) -> None:
+        self._rows, self._ranks, self._row = rows, list(ranks), row
+
+    @staticmethod
+    def table(size: int, memory: Optional[mmap.mmap] = None) -> np.ndarray:
+        """Return empty rows for `size` ranks, in `memory` where it is given."""
+        return np.zeros(size, _ROW) if memory is None else np.frombuffer(memory, _ROW, size)
 
     @classmethod
     def over(cls, node: Any, rank: int) -> RollCall:
@@ -98,7 +117,7 @@ class RollCall:
         The file behind the memory is unlinked before anyone uses it, so that
         nothing is left behind, however the processes end.
         """
-        size = node.size * 16
+        size = node.size * _ROW.itemsize
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         path = None
         if node.rank == 0:
@@ -112,28 +131,49 @@ class RollCall:
         node.Barrier()
         if node.rank == 0:
             os.unlink(path)
-        slots = np.frombuffer(memory, np.int64).reshape(node.size, 2)
-        return cls(slots, node.allgather(rank), node.rank)
+        return cls(cls.table(node.size, memory), node.allgather(rank), node.rank)
 
-    def enter(self) -> None:
-        """Say that this rank has come to its next collective."""
-        self._slots[self._row, 0] += 1
+    def enter(self, what: str, idle: bool = False) -> None:
+        """Say that this rank has come to its next collective, and which it is."""
+        mine = self._rows[self._row]
+        mine["idle"] = idle
+        mine["names"][(mine["entered"] + 1) % _KEPT] = what.encode()[:_NAME_BYTES]
+        mine["entered"] += 1
 
     def leave(self) -> None:
         """Say that this rank has come to its end: it joins no collective but those of the end."""
-        self._slots[self._row, 1] = 1
+        self._rows[self._row]["left"] = 1
 
     def missing(self) -> List[int]:
         """Return the ranks of this node that have not yet come to where this one is."""
-        here = self._slots[self._row, 0]
-        return [r for r, n in zip(self._ranks, self._slots[:, 0]) if n < here]
+        here = self._rows[self._row]["entered"]
+        return [r for r, n in zip(self._ranks, self._rows["entered"]) if n < here]
 
     def gone(self) -> List[int]:
         """Return the missing ranks that have left and so will never come."""
-        if self._slots[self._row, 1]:
+        if self._rows[self._row]["left"]:
             return []  # at the end itself, where all meet once more
-        left = {r for r, flag in zip(self._ranks, self._slots[:, 1]) if flag}
+        left = {r for r, flag in zip(self._ranks, self._rows["left"]) if flag}
         return [r for r in self.missing() if r in left]
+
+    def others(self) -> Dict[int, str]:
+        """Return the ranks that have come to another collective here, and to which."""
+        here = int(self._rows[self._row]["entered"])
+        slot = here % _KEPT
+        mine = self._rows[self._row]["names"][slot]
+        entered = self._rows["entered"]
+        names = self._rows["names"][:, slot]
+        apart = (names != mine) & (entered >= here) & (entered < here + _KEPT)
+        return {self._ranks[i]: names[i].decode(errors="replace") for i in np.flatnonzero(apart)}
+
+    def ahead(self, ranks: Sequence[int]) -> Dict[int, str]:
+        """Return those of `ranks` that wait here for this one with an idle engine, and in what."""
+        here = self._rows[self._row]["entered"]
+        found = {}
+        for rank, row in zip(self._ranks, self._rows):
+            if rank in ranks and row["entered"] > here and row["idle"]:
+                found[rank] = row["names"][row["entered"] % _KEPT].decode(errors="replace")
+        return found
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -166,15 +206,23 @@ class Communicator:
         self.size: int = mpi.size if mpi is not None else 1
         self.limits = limits
         self.broken = False
+        # For a rank that waits here in the engine: where its main thread makes collectives,
+        # and there: whether the engine has nothing to do.
+        self.beside: Optional[Communicator] = None
+        self.idle: Callable[[], bool] = lambda: False
         self._abandoned: List[Any] = []
         self._roll_call = roll_call
 
-    def enter(self) -> None:
-        """Note in the roll call that this rank has come to its next collective."""
+    def enter(self, what: str) -> None:
+        """Note in the roll call that this rank has come to its next collective, `what`.
+
+        The name must be the same on all ranks: ranks of a node that bring
+        different ones at the same place in the order are out of step.
+        """
         if self.broken:
             raise CollectiveError(f"rank {self.rank}: an earlier collective failed")
         if self._roll_call is not None:
-            self._roll_call.enter()
+            self._roll_call.enter(what, self.idle())
 
     def leave(self) -> None:
         """Tell waiting ranks of this node that this one is at its end (not collective)."""
@@ -196,6 +244,7 @@ class Communicator:
             self.broken = True
             self._abandoned += requests  # MPI may still write into their buffers
             raise
+        self._check_same(what)
 
     def _report(self, what: str) -> str:
         present, missing = f"rank {self.rank} of {self.size} waits in {what}", []
@@ -209,28 +258,49 @@ class Communicator:
             return f"{present}; a rank of another node has not come to it"
         return f"{present}; all have come to it"
 
+    def _check_same(self, what: str) -> None:
+        others = self._roll_call.others() if self._roll_call is not None else {}
+        self._raise_apart(what, others)
+
+    def _raise_apart(self, what: str, others: Dict[int, str]) -> None:
+        if others:
+            self.broken = True
+            said = "; ".join(f"rank {rank} in {name}" for rank, name in others.items())
+            raise CollectiveError(
+                f"the ranks are out of step: rank {self.rank} is in {what}, {said}; every rank "
+                "must make the same calls in the same order (step, center, finish, ...)"
+            )
+
     def _look(self, what: str) -> None:
-        gone = self._roll_call.gone() if self._roll_call is not None else []
+        self._check_same(what)
+        if self._roll_call is None:
+            return
+        gone = self._roll_call.gone()
         if gone:
             raise CollectiveError(
                 f"rank {self.rank} of {self.size} waits in {what}, but rank(s) {gone} have left"
             )
+        beside = self.beside._roll_call if self.beside is not None else None
+        if beside is not None:
+            # Who waits there for this rank, with nothing left to do in its engine, never comes
+            # here: in the order of its calls that one is before this one, in ours behind it.
+            self._raise_apart(what, beside.ahead(self._roll_call.missing()))
 
     def barrier(self, what: str = "a barrier") -> None:
         """Return when every rank has come here."""
-        self.enter()
+        self.enter(what)
         if self.size > 1:
             self.wait([self.mpi.Ibarrier()], what)
 
     def broadcast(self, array: np.ndarray, what: str) -> None:
         """Copy the contiguous `array` of rank 0 into that of every rank, in place."""
-        self.enter()
+        self.enter(what)
         if self.size > 1:
             self.wait([self.mpi.Ibcast(_wire(array), 0)], what)
 
     def allgather(self, value: Any, what: str = "an exchange of plans") -> List[Any]:
         """Return every rank's `value` in rank order; values are what JSON can say."""
-        self.enter()
+        self.enter(what)
         if self.size == 1:
             return [json.loads(json.dumps(value))]
         mine = np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import os
+import signal
 import sys
 import threading
 from typing import Callable, Dict, Optional, Sequence
@@ -81,8 +83,9 @@ def _push(
 def view(array: mx.nd.NDArray) -> np.ndarray:
     """Return the memory of a dense CPU `array` as a flat numpy array, without a copy.
 
-    It waits for nothing that is pending on the array. Look a view up on the
-    thread that pushes, never inside an operation that uses the array: for a
+    It waits for nothing that is pending on the array, but the memory has to be there: MXNet
+    allocates what an operator returns when the operator runs, so wait once for a new array.
+    Look a view up on the thread that pushes, never inside an operation that uses the array: for a
     weight in a blocked oneDNN layout the lookup is itself an operation on it.
     """
     pointer = ctypes.c_void_p()
@@ -106,6 +109,21 @@ def wrap(memory: np.ndarray) -> mx.nd.NDArray:
     return mx.nd.from_numpy(memory.view(), zero_copy=True)
 
 
+def _crash_at_once() -> None:
+    """Let a crash end the process, with a Python traceback.
+
+    MXNet's handler calls ``exit``, which waits for the engine, which waits for
+    the interpreter's lock that the crashed thread may hold.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGILL):
+        if signal.getsignal(number) in (None, signal.SIG_DFL):  # not the script's own
+            signal.signal(number, signal.SIG_DFL)
+    if sys.stderr is not None and not faulthandler.is_enabled():
+        faulthandler.enable(2)
+
+
 class Lane:
     """Operations of one process that run one after the other, in the order of pushing.
 
@@ -118,8 +136,10 @@ class Lane:
         self._token = mx.nd.zeros((1,))
         self._failure: Optional[BaseException] = None
         self.raised = False  # whether the script has been told of the failure
+        self._pushed = self._done = 0
         self._owner = os.getpid()
         self._inside = threading.local()
+        _crash_at_once()
         os.register_at_fork(before=self._before_fork)
         if sys.version_info < (3, 10):
             # There subprocess forks without the hooks of os.register_at_fork.
@@ -154,23 +174,29 @@ class Lane:
             raise RuntimeError(
                 f"{name} in a forked child: train in the process that made the trainer"
             )
+        self._pushed += 1
         _push(lambda: self._run(function), reads, [*writes, self._token], name)
 
     def _run(self, function: Callable[[], None]) -> None:
-        if self._failure is not None:
-            return
         self._inside.yes = True
         try:
-            function()
+            if self._failure is None:
+                function()
         except BaseException as error:  # cannot cross the C callback
             self._failure = error
         finally:
+            self._done += 1
             self._inside.yes = False
 
     @property
     def failed(self) -> bool:
         """Whether an operation has failed and closed the lane."""
         return self._failure is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything pushed has run."""
+        return self._pushed == self._done
 
     def check(self) -> None:
         """Raise the failure that closed the lane, if there was one; does not wait."""

@@ -107,24 +107,24 @@ class CenterExchange:
         """Apply what is back and start what is due after update `step`; pushes, does not wait."""
         due = self._interval.due(step)
         if self._apply_at is not None and (due or step >= self._apply_at):
-            self._push_application(self._world.settings.center_wait_s)
+            self._push_application()
         if not due:
             return
         self._push_snapshot()
         self._apply_at = step + self._lazy
         if self._lazy == 0:
-            self._push_application(self._world.settings.center_wait_s)
+            self._push_application()
 
     def _push_snapshot(self) -> None:
         self._weights.copy_to(self._flat)
-        kinds = self._weights.kinds()
+        self._kinds = kinds = self._weights.kinds()
         self._lane.push(lambda: self._start(kinds), "center snapshot", writes=[self._flat])
 
     def _start(self, kinds: np.ndarray) -> None:
         """In the engine: average the running statistics, hand the snapshot to the agent."""
         statistics = self._host[self._weights.num_moved :]
         if self._world.size > 1 and statistics.size:
-            allreduce(statistics, self._world.comm)
+            allreduce(statistics, self._world.comm, what="the mean of running statistics")
             np.divide(statistics, np.float32(self._world.size), out=statistics)
         if self._mailbox is None or self._mailbox.in_flight:
             return  # not the leader, or one is late: that one is collected next
@@ -134,20 +134,25 @@ class CenterExchange:
         except Exception as error:
             self._failure = error  # said to all ranks where they expect the exchange
 
-    def _push_application(self, timeout_s: float, drop: bool = False) -> None:
+    def _push_application(self, limit_s: Optional[float] = None, drop: bool = False) -> None:
         self._apply_at = None
-        self._lane.push(lambda: self._collect(timeout_s), "center application", writes=[self._flat])
+        self._lane.push(lambda: self._collect(limit_s), "center application", writes=[self._flat])
         if not drop:
-            self._weights.add(self._flat)
+            self._weights.add(self._flat, self._kinds)
 
-    def _collect(self, timeout_s: float) -> None:
-        """In the engine: the leader's exchange, if it is back, into `_flat` on every rank."""
+    def _collect(self, limit_s: Optional[float]) -> None:
+        """In the engine: the leader's exchange, if it is back, into `_flat` on every rank.
+
+        Unless `limit_s` is given a step waits for it once, and no more when it was late.
+        """
+        if limit_s is None:
+            limit_s = 0.0 if self._late else self._world.settings.center_wait_s
         status, text = np.array([_LATE]), ""
         if self._mailbox is not None:
             try:
                 if self._failure is not None:
                     raise self._failure
-                status[0] = _DONE if self._mailbox.collect(self._host, timeout_s) else _LATE
+                status[0] = _DONE if self._mailbox.collect(self._host, limit_s) else _LATE
             except Exception as error:
                 status[0], text = _FAILED, str(error)
         comm = self._world.comm
@@ -163,7 +168,12 @@ class CenterExchange:
         self._counters.exchanges += 1
         self._seen_at = time.monotonic()
         if self._mailbox is not None:
-            self._counters.distance = self._mailbox.distance
+            self._counters.distance = distance = self._mailbox.distance
+            if not np.isfinite(distance):
+                _log.warning(
+                    "client %d: weights that are not finite did not reach the center",
+                    self._world.client,
+                )
             self._counters.server_bytes = self._mailbox.bytes_moved
 
     def flush(self, drop: bool = False) -> None:

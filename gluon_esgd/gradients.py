@@ -150,6 +150,9 @@ class GradientReducer:
             len(known[id(p)]) != len(g) or any(a is not b for a, b in zip(known[id(p)], g))
             for p, g in zip(self._params, now)
         ):
+            for arrays in now:
+                for array in arrays:
+                    array.wait_to_read()  # new ones have no memory before
             self._buckets = [
                 _Bucket(
                     number,
@@ -180,10 +183,8 @@ class GradientReducer:
         self._counters.collective_s += time.perf_counter() - start
 
     def _sum(self, job: _Reduction) -> None:
-        try:
-            allreduce(job.bucket.buffer, self._comm, self._algorithm)
-        except CollectiveError as cause:
-            raise type(cause)(f"{job.bucket}, step {job.step}: {cause}") from cause
+        what = f"{job.bucket}, step {job.step}"
+        allreduce(job.bucket.buffer, self._comm, self._algorithm, what)
 
     def _sum_clients(self, job: _Reduction, error: Optional[str]) -> Optional[str]:
         # With an error too: the mark tells the other clients, who would wait in vain.

@@ -9,6 +9,7 @@ from typing import Any, List, Optional
 
 from .center import CenterLink
 from .engine import Lane, lane
+from .errors import TopologyError
 from .topology import World, world
 
 __all__ = ["Job", "job"]
@@ -29,6 +30,7 @@ class Job:
 
     def __init__(self, world: World, lane: Lane) -> None:
         self.world, self.lane = world, lane
+        world.control.idle = lambda: lane.idle
         self.rule: Optional[str] = None
         self._link: Optional[CenterLink] = None
         self._trainers = 0
@@ -55,7 +57,12 @@ class Job:
     def link(self) -> Optional[CenterLink]:
         """Return the leader's way to the center, made at the first call; None on other ranks."""
         settings = self.world.settings
-        if not self.world.is_leader or settings.scheduler is None:
+        if settings.scheduler is None:
+            raise TopologyError(
+                f"{settings.num_servers} server(s) were announced, but no scheduler: let "
+                "`gluon-esgd run` start the job"
+            )
+        if not self.world.is_leader:
             return None
         if self._link is None:
             self._link = CenterLink(
@@ -81,8 +88,10 @@ class Job:
 
     def _end(self) -> None:
         """Finish what a clean script left; a failure here must not pass for a good end."""
-        self.world.leave()
         told = self.lane.raised
+        # First what is in the engine: a rank that waits there still learns that another has left.
+        self.lane.drain()
+        self.world.leave()
         try:
             if getattr(sys, "last_type", None) is None:
                 self._finish_all()
@@ -94,9 +103,10 @@ class Job:
             self._link.close()
 
     def _finish_all(self) -> None:
-        self.lane.drain()
         self.lane.check()
         if self._unfinished:
+            if self.world.mpi_is_over:
+                raise RuntimeError("call trainer.finish() before MPI.Finalize()")
             # Ranks that still train find out that this one has left; none is waited for in vain.
             self.world.control.barrier("the end of the script")
             for trainer in list(self._unfinished):

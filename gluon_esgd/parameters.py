@@ -151,10 +151,10 @@ class Weights:
             else:
                 mx.nd.cast(source.as_in_context(out.context), dtype="float32", out=out)
 
-    def add(self, flat: mx.nd.NDArray) -> None:
-        """Push additions of `flat` to every weight that is moved, masters first."""
-        for i, shift in zip(self.order, self._slices(flat)):
-            if _kind(self._params[i]) != MOVED:
+    def add(self, flat: mx.nd.NDArray, kinds: np.ndarray) -> None:
+        """Push additions of `flat` to the weights that `kinds` says are moved, masters first."""
+        for i, kind, shift in zip(self.order, kinds, self._slices(flat)):
+            if kind != MOVED:
                 continue
             for target, data in zip(self._targets(i), self._params[i].list_data()):
                 target += shift.as_in_context(target.context).astype(target.dtype, copy=False)

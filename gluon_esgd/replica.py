@@ -117,7 +117,10 @@ class Replica:
         self._started = True
 
     def _equal_ranks(self) -> bool:
-        """Give ranks whose weights differ the leader's; whether this rank's were replaced."""
+        """Give ranks whose weights differ the leader's; whether this rank's were replaced.
+
+        They differ where a script has set weights on one rank only.
+        """
         world = self._world
         if world.size == 1:
             return False
@@ -142,7 +145,8 @@ class Replica:
             if between:
                 self._job.lane.wait()
                 buckets = bucket_sizes(trainable, world.settings.bucket_bytes)
-                world.on_leader(lambda: self._rounds.lay(buckets))
+                if buckets:
+                    world.on_leader(lambda: self._rounds.lay(buckets))
             self._reduced = trainable
             self._reducer = GradientReducer(
                 trainable,
@@ -225,6 +229,7 @@ class Replica:
 
     def show_center(self, sync: bool) -> List[List[mx.nd.NDArray]]:
         """Put the center into the network and return own weights for `show_own`; waits."""
+        self._equal_ranks()
         if self._exchange is not None:
             flat = self._exchange.pull(sync)
             if self._world.is_leader and not self._counters.exchanges:
@@ -242,6 +247,8 @@ class Replica:
 
     def finish(self) -> None:
         """Complete what is in flight and make a last exchange; waits."""
+        self._job.lane.wait()
+        self._equal_ranks()
         if self._exchange is not None:
             self._exchange.exchange_now()
         self._job.lane.wait()

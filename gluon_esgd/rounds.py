@@ -113,7 +113,7 @@ class ClientRounds:
         statistics = view(flat)[weights.num_moved : weights.size]
         if not statistics.size:
             return flat
-        allreduce(statistics, self._world.control)
+        allreduce(statistics, self._world.control, what="the mean of running statistics")
         if self._world.num_clients > 1:
             self._world.on_leader(lambda: self._sum_clients(statistics, weights.num_moved))
             self._world.control.broadcast(statistics, "the broadcast of running statistics")

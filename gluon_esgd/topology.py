@@ -123,13 +123,22 @@ class World:
         if text is not None:
             raise CenterError(text)
 
+    @property
+    def mpi_is_over(self) -> bool:
+        """Whether the script has called ``MPI.Finalize`` itself."""
+        if self.size == 1:
+            return False
+        from mpi4py import MPI
+
+        return bool(MPI.Is_finalized())
+
     def abort(self) -> None:
         """End this process now, and with it all ranks of the client; never returns."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         time.sleep(_LAST_WORDS_S)
-        if self.size > 1 and self.settings.job_dir is None:
+        if self.size > 1 and self.settings.job_dir is None and not self.mpi_is_over:
             from mpi4py import MPI
 
             MPI.COMM_WORLD.Abort(1)
@@ -181,7 +190,8 @@ def _under_mpi(environ: Mapping[str, str]) -> bool:
 
 def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
     """How many ranks this client should have by its environment; None: it does not say."""
-    sizes = [int(environ[name]) for name in _SIZE_VARIABLES if name in environ]
+    texts = [environ[name] for name in _SIZE_VARIABLES if name in environ]
+    sizes = [int(text) for text in texts if text.isdigit()]
     if settings.client_size is not None:
         sizes.append(settings.client_size)
     if not sizes:
@@ -204,6 +214,7 @@ def _with_all_ranks_that_mpiexec_started(announced: Optional[int], settings: Set
     comm, control = (
         Communicator(root.Dup(), RollCall.over(node, root.rank), limits) for _ in range(2)
     )
+    comm.beside = control
     node_rank, num_nodes = _node(root, node)
     made = World(
         client=settings.client,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Union
@@ -87,9 +86,17 @@ class ElasticTrainer(gluon.Trainer):
             _check_arguments(world, kvstore, compression_params, update_on_kvstore)
             super().__init__(params, optimizer, optimizer_params, kvstore=None)
         else:
-            local = "device" if isinstance(kvstore, str) and "dist" in kvstore else kvstore
+            if isinstance(kvstore, str) and "dist" in kvstore:
+                kvstore_here, update_on_kvstore = "device", None
+            else:
+                kvstore_here = kvstore
             super().__init__(
-                params, optimizer, optimizer_params, local, compression_params, update_on_kvstore
+                params,
+                optimizer,
+                optimizer_params,
+                kvstore_here,
+                compression_params,
+                update_on_kvstore,
             )
         self._policy = resolve(
             settings,
@@ -154,7 +161,7 @@ class ElasticTrainer(gluon.Trainer):
         if replica is None:
             super().step(batch_size, ignore_stale_grad)
         else:
-            _check_batch(batch_size)
+            batch_size = _checked_batch(batch_size)
             reduced = replica.reduce(batch_size, ignore_stale_grad)
             # Reduced gradients are means over samples already.
             self._optimizer.rescale_grad = self._scale / (1 if reduced else batch_size)
@@ -196,7 +203,7 @@ class ElasticTrainer(gluon.Trainer):
         if replica is None:
             super().update(batch_size, ignore_stale_grad)
         else:
-            _check_batch(batch_size)
+            batch_size = _checked_batch(batch_size)
             replica.check_batch(batch_size, ignore_stale_grad)
             self._optimizer.rescale_grad = self._scale / batch_size
             self._update(ignore_stale_grad)
@@ -308,10 +315,13 @@ def _check_arguments(
         _log.warning("update_on_kvstore=True: the optimizer runs on the workers all the same")
 
 
-def _check_batch(batch_size: float) -> None:
-    if not isinstance(batch_size, (int, float)) and not hasattr(batch_size, "__float__"):
-        raise TypeError(f"batch_size={batch_size!r} must be a number of samples")
-    if not 0 < batch_size < _LARGEST_BATCH or math.isnan(batch_size):
+def _checked_batch(batch_size: Any) -> float:
+    try:
+        samples = batch_size.__float__()  # float() would also read texts
+    except (AttributeError, TypeError):
+        raise TypeError(f"batch_size={batch_size!r} must be a number of samples") from None
+    if not 0 < samples < _LARGEST_BATCH:
         raise ValueError(
             f"batch_size={batch_size!r} must be above 0 and below {_LARGEST_BATCH} samples"
         )
+    return samples

@@ -26,8 +26,10 @@ class _Never:
         return False
 
 
-def _roll(rows: int = 3, row: int = 0) -> RollCall:
-    return RollCall(np.zeros((rows, 2), np.int64), range(rows), row)
+def _rolls(ranks: int = 3) -> List[RollCall]:
+    """What the ranks of one node see of each other."""
+    rows = RollCall.table(ranks)
+    return [RollCall(rows, range(ranks), row) for row in range(ranks)]
 
 
 def test_a_wait_that_is_over_asks_once() -> None:
@@ -51,45 +53,82 @@ def test_a_long_wait_is_reported_once_then_ends(caplog: pytest.LogCaptureFixture
 
 
 def test_roll_call_names_who_has_not_come() -> None:
-    roll, other = _roll(), None
-    assert roll.missing() == []
-    roll.enter()
-    assert roll.missing() == [1, 2]
-    other = RollCall(roll._slots, range(3), 2)
-    other.enter()
-    assert roll.missing() == [1] and roll.gone() == []
-    RollCall(roll._slots, range(3), 1).leave()
-    assert roll.gone() == [1]
-    roll.leave()  # at the end all meet once more
-    assert roll.gone() == []
+    rolls = _rolls()
+    assert rolls[0].missing() == []
+    rolls[0].enter("a step")
+    assert rolls[0].missing() == [1, 2]
+    rolls[2].enter("a step")
+    assert rolls[0].missing() == [1] and rolls[0].gone() == []
+    rolls[1].leave()
+    assert rolls[0].gone() == [1]
+    rolls[0].leave()  # at the end all meet once more
+    assert rolls[0].gone() == []
+
+
+def test_roll_call_names_who_has_come_to_something_else() -> None:
+    rolls = _rolls()
+    for roll in rolls:
+        roll.enter("a step")
+    assert rolls[0].others() == {}
+    rolls[0].enter("a step")
+    rolls[1].enter("a center")
+    assert rolls[0].others() == {1: "a center"} and rolls[1].others() == {0: "a step"}
+    for _ in range(50):  # who is far ahead has forgotten, and is not accused
+        rolls[1].enter("a step")
+    assert rolls[0].others() == {}
 
 
 def test_the_report_of_a_stall_names_ranks_and_closes_the_communicator() -> None:
-    never, roll = _Never(), _roll()
+    never, roll = _Never(), _rolls()[0]
     comm = Communicator(never, roll, Limits(warning_s=9, abort_s=0.3))
-    comm.enter()
+    comm.enter("a test")
     with pytest.raises(StallError, match=r"rank 0 of 3 waits in a test; on this node rank\(s\) "):
         comm.wait([never], "a test")
     assert comm.broken
     with pytest.raises(CollectiveError, match="an earlier collective failed"):
-        comm.enter()
+        comm.enter("a test")
 
 
 def test_a_rank_of_another_node_is_missing_namelessly() -> None:
-    never, roll = _Never(), _roll(rows=1)
+    never, roll = _Never(), _rolls(1)[0]
     comm = Communicator(never, roll, Limits(warning_s=9, abort_s=0.3))
-    comm.enter()
+    comm.enter("a test")
     with pytest.raises(StallError, match="a rank of another node has not come to it"):
         comm.wait([never], "a test")
 
 
 def test_who_has_left_is_not_waited_for() -> None:
-    never, roll = _Never(), _roll()
-    RollCall(roll._slots, range(3), 2).leave()
-    comm = Communicator(never, roll, Limits(warning_s=60))
-    comm.enter()
+    never, rolls = _Never(), _rolls()
+    rolls[2].leave()
+    comm = Communicator(never, rolls[0], Limits(warning_s=60))
+    comm.enter("a test")
     with pytest.raises(CollectiveError, match=r"but rank\(s\) \[2\] have left"):
         comm.wait([never], "a test")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_ranks_out_of_step_are_an_error_even_where_mpi_paired_them(answers: bool) -> None:
+    request, rolls = _Never(), _rolls()
+    request.Test = lambda: answers  # type: ignore[method-assign]
+    comm = Communicator(request, rolls[0], Limits(warning_s=60))
+    rolls[1].enter("the status of an exchange")
+    comm.enter("gradient bucket 0")
+    said = "out of step: rank 0 is in gradient bucket 0, rank 1 in the status of an exchange"
+    with pytest.raises(CollectiveError, match=said):
+        comm.wait([request], "gradient bucket 0")
+    assert comm.broken
+
+
+def test_ranks_that_wait_for_each_other_in_two_places_are_out_of_step() -> None:
+    never, engine, main = _Never(), _rolls(), _rolls()
+    comm = Communicator(never, engine[0], Limits(warning_s=60))
+    comm.beside = Communicator(never, main[0], Limits(warning_s=60))
+    comm.enter("gradient bucket 0")
+    main[1].enter("the end", idle=False)  # its engine still has something to do: it will come
+    assert main[0].ahead(engine[0].missing()) == {}
+    main[1].enter("the end", idle=True)
+    with pytest.raises(CollectiveError, match="rank 0 is in gradient bucket 0, rank 1 in the end"):
+        comm.wait([never], "gradient bucket 0")
 
 
 def test_one_rank_needs_no_mpi() -> None:

@@ -27,14 +27,17 @@ def test_an_operation_waits_for_what_it_reads_and_holds_what_it_writes(fresh: La
     for _ in range(10):
         source = mx.nd.dot(source, source) / 500
     target = mx.nd.zeros((500, 500))
-    read, written = view(source), view(target)
+    result = mx.nd.zeros((500, 500))
+    mx.nd.waitall()
+    mx.nd.dot(source, source, out=result)
+    read, written = view(result), view(target)
 
     def copy() -> None:
         time.sleep(0.05)
         written[:] = read + 1
 
-    fresh.push(copy, "copy", reads=[source], writes=[target])
-    assert (target * 2).asnumpy().max() == pytest.approx(4)
+    fresh.push(copy, "copy", reads=[result], writes=[target])
+    assert (target * 2).asnumpy().max() == pytest.approx(2 * (500 + 1))
 
 
 def test_pushing_does_not_wait(fresh: Lane) -> None:
@@ -74,7 +77,10 @@ def test_jobs_are_forgotten_when_they_have_run(fresh: Lane) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_view_is_the_memory_and_keeps_it(dtype: str) -> None:
-    seen = view(mx.nd.ones((3, 4), dtype=dtype))
+    array = mx.nd.ones((3, 4), dtype=dtype)
+    array.wait_to_read()
+    seen = view(array)
+    del array
     gc.collect()
     others = [mx.nd.zeros((3, 4), dtype=dtype) for _ in range(50)]
     mx.nd.waitall()

@@ -157,7 +157,9 @@ class StoredVector:
             _acknowledged(self._push_difference(rule, alpha, memory.base, spans))
             c = memory.buffers[self.pull()]
             self._measure(c, spans)
-            self.rebase()
+            for kind, start, stop in spans:
+                if kind != CARRIED:  # what is frozen here counts from where it was frozen
+                    memory.base[start:stop] = c[start:stop]
 
     def _push_difference(
         self, rule: str, alpha: float, center: np.ndarray, spans: Sequence[Span]
@@ -172,6 +174,8 @@ class StoredVector:
                 weight_change(x[here], center[here], out=out[here])
             else:
                 elastic_difference(x[here], center[here], alpha, out=out[here])
+        if not np.isfinite(np.dot(out, out)):
+            out[:] = 0  # the center takes nothing from weights that are lost
         return self._push(free)
 
     def _measure(self, center: np.ndarray, spans: Sequence[Span]) -> None:

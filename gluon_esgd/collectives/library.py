@@ -11,8 +11,8 @@ __all__ = ["allreduce"]
 
 
 @register("library")
-def allreduce(array: np.ndarray, comm: Communicator) -> None:
+def allreduce(array: np.ndarray, comm: Communicator, what: str) -> None:
     """Sum by ``MPI_Iallreduce``."""
     from mpi4py import MPI
 
-    comm.wait([comm.mpi.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)], "an allreduce (library)")
+    comm.wait([comm.mpi.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)], what)

@@ -1,8 +1,9 @@
 """The algorithms by name, and the one that chooses between them.
 
-An algorithm is a function ``f(array, comm)``: `array` is contiguous, 1-d, of
-float32 or float64; afterwards every rank's `array` holds the sum over all
-ranks, with the same bits on each. Every rank of `comm` calls it.
+An algorithm is a function ``f(array, comm, what)``: `array` is contiguous, 1-d,
+of float32 or float64; afterwards every rank's `array` holds the sum over all
+ranks, with the same bits on each. Every rank of `comm` calls it. `what` names
+the collective in messages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..communicator import Communicator
 
 __all__ = ["Allreduce", "allreduce", "names", "register"]
 
-Allreduce = Callable[[np.ndarray, Communicator], None]
+Allreduce = Callable[[np.ndarray, Communicator, str], None]
 
 _algorithms: Dict[str, Allreduce] = {}
 
@@ -41,7 +42,9 @@ def names() -> List[str]:
     return sorted(["auto", *_algorithms])
 
 
-def allreduce(array: np.ndarray, comm: Communicator, algorithm: str = "auto") -> None:
+def allreduce(
+    array: np.ndarray, comm: Communicator, algorithm: str = "auto", what: str = "an allreduce"
+) -> None:
     """Replace `array` on every rank by the sum over the ranks, in place; collective.
 
     Parameters
@@ -50,6 +53,8 @@ def allreduce(array: np.ndarray, comm: Communicator, algorithm: str = "auto") ->
     comm : Communicator
     algorithm : str, default 'auto'
         One of `names`; the same on every rank.
+    what : str, default 'an allreduce'
+        Its name in messages; the same on every rank.
 
     Raises
     ------
@@ -70,12 +75,12 @@ def allreduce(array: np.ndarray, comm: Communicator, algorithm: str = "auto") ->
         raise ValueError(f"algorithm={algorithm!r} must be one of {', '.join(names())}")
     if comm.size == 1:
         return
-    comm.enter()
+    comm.enter(what)
     if array.size:
-        _algorithms[_choose(array, comm) if algorithm == "auto" else algorithm](array, comm)
+        _algorithms[_choose(array) if algorithm == "auto" else algorithm](array, comm, what)
 
 
-def _choose(array: np.ndarray, comm: Communicator) -> str:
+def _choose(array: np.ndarray) -> str:
     return "ring" if array.nbytes >= _RING_FROM_BYTES else "library"
 
 

@@ -23,21 +23,21 @@ _PIECE_BYTES = 1 << 18
 
 
 @register("ring")
-def allreduce(array: np.ndarray, comm: Communicator) -> None:
+def allreduce(array: np.ndarray, comm: Communicator, what: str) -> None:
     """Sum around a ring of neighbours; parts are cut in pieces that overlap."""
     n, rank = comm.size, comm.rank
     parts = [array[array.size * i // n : array.size * (i + 1) // n] for i in range(n)]
     spare = np.empty(max(p.size for p in parts), array.dtype)
     for step in range(n - 1):
         sent, received = parts[(rank - step) % n], parts[(rank - step - 1) % n]
-        _pass_on(comm, sent, spare[: received.size], received)
+        _pass_on(comm, what, sent, spare[: received.size], received)
     for step in range(n - 1):
         sent, received = parts[(rank + 1 - step) % n], parts[(rank - step) % n]
-        _pass_on(comm, sent, received, None)
+        _pass_on(comm, what, sent, received, None)
 
 
 def _pass_on(
-    comm: Communicator, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
+    comm: Communicator, what: str, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
 ) -> None:
     """Send to the next rank, receive from the one before, and add piece by piece."""
     following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -46,10 +46,10 @@ def _pass_on(
     for request, piece, target in zip(
         receives, _pieces(into), _pieces(into if add_to is None else add_to)
     ):
-        comm.wait([request], "an allreduce (ring)")
+        comm.wait([request], what)
         if add_to is not None:
             np.add(piece, target, out=target)
-    comm.wait(sends, "an allreduce (ring)")
+    comm.wait(sends, what)
 
 
 def _pieces(part: np.ndarray) -> List[np.ndarray]:

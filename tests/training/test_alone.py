@@ -46,6 +46,8 @@ def test_scripts_for_the_stock_parameter_server_run_alone() -> None:
     for kvstore in ("dist_sync", "dist_device_sync", "dist_async", "local", None):
         ours = _train(ElasticTrainer, "sgd", False, kvstore=kvstore)
         np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    ours = _train(ElasticTrainer, "sgd", False, kvstore="dist_async", update_on_kvstore=True)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
 def test_center_and_finish_are_there_and_do_nothing() -> None:

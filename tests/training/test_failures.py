@@ -131,7 +131,9 @@ def test_a_stall_is_reported_and_ends_within_its_limit() -> None:
     assert ended.code != 0
     missing = r"rank 0 of 2 waits in .*; on this node rank\(s\) \[1\] have not come to it"
     assert re.search(missing + r"; waited \d+ s so far", ended.output)
-    assert re.search(r"StallError: gradient bucket 0 .*, step 4: " + missing, ended.output)
+    assert re.search(
+        r"StallError: rank 0 of 2 waits in gradient bucket 0 .*, step 4;", ended.output
+    )
 
 
 def one_rank_has_fewer_batches() -> None:
@@ -143,7 +145,9 @@ def test_a_rank_with_fewer_batches_is_named_at_once() -> None:
     ended = run_once(Shape(2), one_rank_has_fewer_batches, timeout=30)
     assert ended.code != 0
     assert re.search(
-        r"worker 0 raised CollectiveError: .*step 6: .*rank\(s\) \[1\] have left", ended.output
+        r"worker 0 raised CollectiveError: the ranks are out of step: rank 0 is in gradient bucket "
+        r"0 .*, step 6, rank 1 in ",
+        ended.output,
     )
 
 
@@ -463,3 +467,75 @@ def test_a_step_does_not_wait_for_its_communication(rule: str, interval: str, la
     waited = re.findall(r"worker \d waited ([\d.]+) s", ended.output)
     # Eight collectives of 0.2 s each were in the way: a step that waits for one takes that long.
     assert len(waited) == 4 and max(map(float, waited)) < 0.8, waited
+
+
+def one_rank_makes_one_more_step() -> None:
+    _train(6 if _rank() == 0 else 5, lambda i, _: None)
+
+
+@PURE
+def test_one_more_step_on_one_rank_is_named_at_the_end() -> None:
+    ended = run_once(Shape(2), one_rank_makes_one_more_step, timeout=30)
+    assert ended.code != 0
+    assert re.search(r"out of step: rank 0 is in .*, step 6, rank 1 in ", ended.output)
+
+
+def center_on_one_rank() -> None:
+    from gluon_esgd import ElasticTrainer
+
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(4, in_units=6), gluon.nn.BatchNorm(in_channels=4))
+    net.initialize()
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    x, y = batches()
+    for i in range(3):
+        train_step(net, trainer, x[i], y[i])
+    if _rank() == 0:
+        with trainer.center():
+            print("the center was shown")
+
+
+@PURE
+def test_center_on_one_rank_only_is_an_error_and_no_result() -> None:
+    ended = run_once(Shape(2), center_on_one_rank, timeout=30)
+    assert ended.code != 0
+    assert "out of step" in ended.output or "have left" in ended.output
+    assert "the center was shown" not in ended.output
+
+
+def crash() -> None:
+    import ctypes
+
+    def before(i: int, _: Any) -> None:
+        if i == 4 and _rank() == 1:
+            ctypes.string_at(0)
+
+    _train(100, before, interval=1)
+
+
+@pytest.mark.servers
+def test_a_crash_with_operations_pending_ends_the_rank() -> None:
+    ended = run_once(Shape(2, 2, 1, "esgd"), crash, timeout=60)
+    assert ended.code == 128 + signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ended.output
+    assert re.search(r"client 1 rank 0 .*SIGSEGV", ended.output)
+
+
+def finalizes_mpi() -> None:
+    from mpi4py import MPI
+
+    from gluon_esgd import ElasticTrainer
+
+    net = network()
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    x, y = batches()
+    train_step(net, trainer, x[0], y[0])
+    mx.nd.waitall()
+    MPI.Finalize()
+
+
+@PURE
+def test_mpi_finalized_before_the_end_is_said() -> None:
+    ended = run_once(Shape(2), finalizes_mpi, timeout=30)
+    assert ended.code != 0
+    assert "call trainer.finish() before MPI.Finalize()" in ended.output

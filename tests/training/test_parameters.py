@@ -46,7 +46,7 @@ def test_shifts_go_to_what_is_moved_only() -> None:
     net, params, _, weights = _weights()
     net[2].bias.lr_mult = 0
     before = view(weights.flat()).copy()
-    weights.add(mx.nd.ones((weights.size,)))
+    weights.add(mx.nd.ones((weights.size,)), weights.kinds())
     moved = view(weights.flat()) - before
     frozen = sum(int(np.prod(p.shape)) for p in params if p.name == net[2].bias.name)
     np.testing.assert_allclose(moved[: weights.num_moved - frozen], 1, rtol=1e-6)
@@ -73,7 +73,7 @@ def test_masters_are_read_moved_and_cast() -> None:
         data._fresh_grad = True
     trainer.step(1)
     weights = Weights([param], trainer._optimizer, trainer._updaters)
-    weights.add(mx.nd.ones((3,)) * 2.0**-14)  # too small for a half float beside 1
+    weights.add(mx.nd.ones((3,)) * 2.0**-14, weights.kinds())  # too small for a half float beside 1
     np.testing.assert_array_equal(view(weights.flat()), np.float32(1 + 2.0**-14))
     assert (param.data().asnumpy() == 1).all()
     weights.set_to(mx.nd.ones((3,)) * 5)
@@ -86,7 +86,7 @@ def test_other_types_travel_as_float32(dtype: str) -> None:
     param.initialize()
     trainer = gluon.Trainer([param], "sgd")
     weights = Weights([param], trainer._optimizer, trainer._updaters)
-    weights.add(mx.nd.ones((3,)))
+    weights.add(mx.nd.ones((3,)), weights.kinds())
     assert param.data().dtype == np.dtype(dtype) and (param.data().asnumpy() == 2).all()
     assert view(weights.flat()).dtype == np.float32
 

@@ -471,3 +471,140 @@ def test_parameters_can_be_unfrozen_in_mid_run(pools: Pools, shape: Shape) -> No
     for first in range(0, shape.workers, size):
         assert results[first : first + size] == [results[first]] * size
     assert shape.rule != "sgd" or results[0] == results[-1]
+
+
+def _set_on_one_rank() -> List[str]:
+    from gluon_esgd import world
+
+    net = network()
+    trainer = _trainer(net)
+    x, y = batches()
+    for i in range(4):
+        train_step(net, trainer, _mine(x[i]), _mine(y[i]))
+        if i == 1 and world().rank == 0:
+            for param in net.collect_params().values():
+                param.set_data(mx.nd.ones(param.shape))
+    with trainer.center():
+        shown = digest(net)
+    own = digest(net)
+    trainer.finish()
+    return [shown, own, digest(net)]
+
+
+@ANY_RANKS
+def test_ranks_that_parted_are_made_equal_before_results_are_read(
+    pools: Pools, shape: Shape
+) -> None:
+    results = pools.get(shape).run(_set_on_one_rank)
+    size = shape.workers // shape.clients
+    for first in range(0, shape.workers, size):
+        assert results[first : first + size] == [results[first]] * size
+
+
+def _lost_to_nan() -> Tuple[bool, bool]:
+    from gluon_esgd import world
+
+    net = network()
+    trainer = _trainer(net, interval=2)
+    x, y = batches()
+    for i in range(8):
+        scale = np.nan if i == 3 and world().client == 1 else 1
+        train_step(net, trainer, _mine(x[i]) * np.float32(scale), _mine(y[i]))
+    trainer.finish()
+    with trainer.center(sync=True):
+        center = bool(np.isfinite(flat(net)).all())
+    return bool(np.isfinite(flat(net)).all()), center
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")], ids=["esgd", "asgd"]
+)
+def test_a_client_lost_to_nan_does_not_take_the_center_with_it(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_lost_to_nan)
+    assert [own for own, _ in results] == [True, True, False, False]
+    assert all(center for _, center in results)
+
+
+def _frozen_in_one_client() -> float:
+    """Client 0 freezes p for a while in which client 1 adds 5 to it; nobody has a gradient."""
+    from gluon_esgd import ElasticTrainer, world
+
+    param = gluon.Parameter("p", shape=(3,), init="zeros")
+    param.initialize()
+    trainer = ElasticTrainer([param], "sgd", {"learning_rate": 0.0}, interval=1, lazy=0)
+
+    def step() -> None:
+        for grad, data in zip(param.list_grad(), param.list_data()):
+            grad[:] = 0
+            data._fresh_grad = True
+        trainer.step(1)
+
+    step()
+    if world().client == 0:
+        param.lr_mult = 0
+    for _ in range(5):
+        if world().client == 1:
+            param.set_data(param.data() + 1)
+        step()
+    with trainer.center(sync=True):  # all clients are here
+        pass
+    step()
+    param.lr_mult = 1
+    step()
+    trainer.finish()
+    with trainer.center(sync=True):
+        return float(param.data().mean().asscalar())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "asgd")], ids=["asgd"])
+def test_a_parameter_frozen_in_one_client_keeps_the_work_of_the_other(
+    pools: Pools, shape: Shape
+) -> None:
+    assert pools.get(shape).run(_frozen_in_one_client) == [5.0] * 4
+
+
+def _frozen_in_flight() -> Tuple[float, float]:
+    """Frozen between snapshot and application, and only then."""
+    from gluon_esgd import ElasticTrainer, world
+
+    param = gluon.Parameter("p", shape=(3,), init="zeros")
+    param.initialize()
+    trainer = ElasticTrainer([param], "sgd", {"learning_rate": 0.0}, interval=2, lazy=1)
+    for i in range(1, 6):
+        if i == 2:
+            param.set_data(mx.nd.ones((3,)) * 4 * world().client)
+        param.lr_mult = 0 if i == 3 else 1
+        for grad, data in zip(param.list_grad(), param.list_data()):
+            grad[:] = 0
+            data._fresh_grad = True
+        trainer.step(1)
+    trainer.finish()
+    own = float(param.data().mean().asscalar())
+    with trainer.center(sync=True):
+        return own, float(param.data().mean().asscalar())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+def test_freezing_between_snapshot_and_application_loses_nothing(
+    pools: Pools, shape: Shape
+) -> None:
+    results = pools.get(shape).run(_frozen_in_flight)
+    assert results[0][0] + results[2][0] + results[0][1] == pytest.approx(4, rel=1e-5)
+
+
+def _all_frozen() -> str:
+    net = network()
+    for param in net.collect_params().values():
+        param.grad_req = "null"
+    trainer = _trainer(net)
+    trainer.step(4)
+    trainer.finish()
+    return digest(net)
+
+
+@ANY_RANKS
+def test_a_network_that_is_frozen_whole_steps_without_work(pools: Pools, shape: Shape) -> None:
+    assert len(set(pools.get(shape).run(_all_frozen))) == 1
