@@ -116,8 +116,8 @@ def share_with_main(
 ) -> List[Optional[Dict[str, float]]]:
     """Leave this client's `values` in the job's folder; the main client gets those of all.
 
-    Collective in the client, once in a job. The clients have no other way to each
-    other: leaders write ``state/result-client{K}.json``, client 0 waits for them.
+    Collective in the client; all clients call it equally often. They have no other way to each
+    other: leaders write ``state/result{N}-client{K}.json``, client 0 waits for them.
 
     Returns
     -------
@@ -130,14 +130,24 @@ def share_with_main(
     mine[me.client] = dict(values)
     if job_dir is None or me.num_clients == 1:
         return mine
-    paths = [
-        os.path.join(job_dir, "state", f"result-client{k}.json") for k in range(me.num_clients)
-    ]
+    number = me.broadcast(_calls_before(job_dir, me.client) if me.is_leader else None)
+    paths = [_result(job_dir, number, k) for k in range(me.num_clients)]
     if me.is_leader:
         _write_atomically(paths[me.client], json.dumps(dict(values)))
     if me.client != 0:
         return mine
     return me.broadcast(_collect(paths, timeout_s) if me.is_leader else None)
+
+
+def _result(job_dir: str, number: int, client: int) -> str:
+    return os.path.join(job_dir, "state", f"result{number}-client{client}.json")
+
+
+def _calls_before(job_dir: str, client: int) -> int:
+    number = 0
+    while os.path.exists(_result(job_dir, number, client)):
+        number += 1
+    return number
 
 
 def _write_atomically(path: str, text: str) -> None:

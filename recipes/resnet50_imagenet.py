@@ -201,7 +201,7 @@ def main() -> None:
     trainer.finish()
 
     mine = {"accuracy": accuracy(), **totals(trainer, samples / seconds)}
-    clients = share_with_main(mine, timeout_s=600)  # all have made their last exchange
+    clients = share_with_main(mine, timeout_s=300)  # all have made their last exchange
     with trainer.center():
         if me.client == 0:
             result = {"center": accuracy(), "seconds": seconds, "clients": clients}

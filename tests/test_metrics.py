@@ -139,9 +139,12 @@ def test_clients_leave_results_for_main(monkeypatch, tmp_path):
     main = Ranks(2, client=0, **job).run(monkeypatch, lambda r: share({"a": 1.0}))
     assert main == [[{"a": 1.0}, {"a": 2.0}]] * 2
     assert sorted(p.name for p in (tmp_path / "state").iterdir()) == [
-        "result-client0.json",
-        "result-client1.json",
+        "result0-client0.json",
+        "result0-client1.json",
     ]
+    again = Ranks(1, client=1, **job).run(monkeypatch, lambda r: share({"a": 3.0}))
+    assert again == [[None, {"a": 3.0}]]
+    assert (tmp_path / "state" / "result1-client1.json").exists()
 
 
 def test_a_client_that_never_reports_is_none(monkeypatch, tmp_path):

@@ -105,7 +105,7 @@ def spec_from(options: argparse.Namespace) -> JobSpec:
         clients=reader.get("clients", int, "an integer", 1),
         hosts=hosts,
         env=tuple(_variable(text) for text in options.env),
-        start_timeout_s=reader.get("start_timeout", float, "a number of seconds", 120.0),
+        start_timeout_s=reader.get("start_timeout", float, "a number of seconds"),
         port=reader.get("port", int, "an integer"),
         faults=reader.faults,
         **whole,

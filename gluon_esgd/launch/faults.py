@@ -64,7 +64,8 @@ def _moving_rate(spec: JobSpec) -> Iterator[str]:
     bound = 2 / (1 + clients)
     alpha, name = spec.alpha, f"--alpha {spec.alpha}"
     if spec.alpha is not None and spec.beta is not None:
-        yield f"--alpha {spec.alpha} and --beta {spec.beta}: give one, alpha = beta / clients"
+        both = f"--alpha {spec.alpha} and --beta {spec.beta}"
+        yield f"{both}: give one, alpha = beta / max(2, clients)"
     elif spec.beta is not None:
         alpha, name = spec.beta / max(2, clients), f"--beta {spec.beta}"
     if alpha is not None and not 0 <= alpha <= bound:
@@ -100,7 +101,7 @@ def _reach(spec: JobSpec, away: List[str]) -> Iterator[str]:
 
 
 def _options(spec: JobSpec) -> Iterator[str]:
-    if not spec.start_timeout_s > 0:
+    if spec.start_timeout_s is not None and not spec.start_timeout_s > 0:
         yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds"
     if spec.bind not in ("cores", "none"):
         yield f"--bind {spec.bind} must be cores or none"

@@ -29,7 +29,7 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # What MPICH, its UCX, and Open MPI name their files; a rank ended by SIGKILL leaves them.
-_SHARED = re.compile(r"(mpich_shm_|ucx_shm_posix_|sm_segment\.|vader_segment\.)")
+_SHARED = re.compile(r"(gluon_esgd_|mpich_shm_|ucx_shm_posix_|sm_segment\.|vader_segment\.)")
 
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: not safe between fork and exec
 

@@ -159,7 +159,7 @@ class Relay:
         """End descendants that outlived the child, then take what is left of the output."""
         limit, number = time.monotonic() + ORPHANS_S, signal.SIGTERM
         left = proc.descendants(os.getpid())
-        while left:
+        while left and time.monotonic() < limit + ORPHANS_S:  # not for ever: some may not be ours
             for pid in left:
                 proc.signal_quietly(pid, number)
             self._step(0.05)

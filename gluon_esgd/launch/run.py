@@ -42,7 +42,7 @@ def run(spec: JobSpec) -> int:
         return 0
     _make_job_dir(site.job_dir)
     print(f"gluon-esgd: job in {site.job_dir}", file=sys.stderr, flush=True)
-    limit = spec.start_timeout_s
+    limit = spec.start_timeout_s or site.base.start_timeout_s
     return Runner(processes, site.job_dir, spec.client_size, limit, os.environ).run()
 
 

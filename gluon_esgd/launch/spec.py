@@ -68,7 +68,7 @@ class JobSpec:
     remote_shell: str = "ssh"
     env: Tuple[Tuple[str, Optional[str]], ...] = ()
     job_dir: Optional[str] = None
-    start_timeout_s: float = 120.0
+    start_timeout_s: Optional[float] = None
     port: Optional[int] = None
     bind: str = "cores"
     mpiexec: Optional[str] = None

@@ -26,7 +26,7 @@ def test_defaults():
     job = spec("-n", "4")
     assert (job.workers, job.clients, job.client_size, job.num_servers) == (4, 1, 4, 0)
     assert job.command == ("python3", "train.py")
-    assert (job.bind, job.start_timeout_s, job.remote_shell) == ("cores", 120.0, "ssh")
+    assert (job.bind, job.start_timeout_s, job.remote_shell) == ("cores", None, "ssh")
 
 
 @pytest.mark.parametrize(("clients", "servers"), [(1, 0), (2, 1), (4, 1)])
