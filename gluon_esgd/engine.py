@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
-__all__ = ["Lane", "lane", "view", "wait_to_write", "wrap"]
+__all__ = ["Lane", "lane", "view", "wait_to_write"]
 
 _CPU = 1
 _PRIORITIZED = 3  # a thread pool of its own, so that compute threads are not blocked
@@ -101,12 +101,6 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
 def wait_to_write(array: mx.nd.NDArray) -> None:
     """Return when nothing in the engine reads or writes `array` any more."""
     check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
-
-
-def wrap(memory: np.ndarray) -> mx.nd.NDArray:
-    """Return an NDArray over the numpy array `memory`, without a copy."""
-    # from_numpy makes the array that it is given read-only: give it one of its own.
-    return mx.nd.from_numpy(memory.view(), zero_copy=True)
 
 
 def _crash_at_once() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import mxnet as mx
 import numpy as np
@@ -20,12 +20,10 @@ from .counters import Counters
 from .engine import Lane, view, wait_to_write
 from .errors import CenterError
 from .parameters import Weights, take_from_leader
+from .policy import Interval, Policy
 from .topology import World
 
 __all__ = ["CenterExchange"]
-
-if TYPE_CHECKING:
-    from .policy import Interval
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +41,7 @@ class CenterExchange:
         The leader's; None on other ranks.
     name : str
         Prefix of this trainer's keys, the same on all clients.
-    rule : {'esgd', 'asgd'}
-    alpha : float
-    interval : Interval
-    lazy : int
-        Steps between snapshot and application.
+    policy : Policy
     counters : Counters
     """
 
@@ -57,15 +51,11 @@ class CenterExchange:
         lane: Lane,
         link: Optional[CenterLink],
         name: str,
-        *,
-        rule: str,
-        alpha: float,
-        interval: Interval,
-        lazy: int,
+        policy: Policy,
         counters: Counters,
     ) -> None:
         self._world, self._lane, self._link, self._name = world, lane, link, name
-        self._rule, self._alpha, self._interval, self._lazy = rule, alpha, interval, lazy
+        self._policy, self._interval = policy, Interval(policy.interval)
         self._counters = counters
         self._mailbox: Optional[Mailbox] = None
         self._apply_at: Optional[int] = None
@@ -111,8 +101,8 @@ class CenterExchange:
         if not due:
             return
         self._push_snapshot()
-        self._apply_at = step + self._lazy
-        if self._lazy == 0:
+        self._apply_at = step + self._policy.lazy
+        if self._policy.lazy == 0:
             self._push_application()
 
     def _push_snapshot(self) -> None:
@@ -130,7 +120,7 @@ class CenterExchange:
             return  # not the leader, or one is late: that one is collected next
         self._mailbox.x[:] = self._host
         try:
-            self._mailbox.start_exchange(self._rule, self._alpha, kinds)
+            self._mailbox.start_exchange(self._policy.rule, self._policy.alpha, kinds)
         except Exception as error:
             self._failure = error  # said to all ranks where they expect the exchange
 

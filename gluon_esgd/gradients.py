@@ -20,6 +20,7 @@ from .communicator import Communicator
 from .counters import Counters
 from .engine import Lane, view
 from .errors import CollectiveError
+from .settings import Settings
 
 __all__ = ["TAIL", "GradientReducer", "bucket_sizes"]
 
@@ -84,9 +85,8 @@ class GradientReducer:
     comm : Communicator
     lane : Lane
     counters : Counters
-    algorithm : str
-        Of the collective.
-    bucket_bytes : int
+    settings : Settings
+        Its algorithm and bucket_bytes.
     between : callable, optional
         ``between(number, buffer)`` sums bucket `number` over the clients, in
         place; called in the engine on the leader (rule ``sgd``).
@@ -98,14 +98,13 @@ class GradientReducer:
         comm: Communicator,
         lane: Lane,
         counters: Counters,
-        *,
-        algorithm: str,
-        bucket_bytes: int,
+        settings: Settings,
         between: Optional[Callable[[int, np.ndarray], None]] = None,
     ) -> None:
         self._params = list(params)
         self._comm, self._lane, self._counters = comm, lane, counters
-        self._algorithm, self._bucket_bytes, self._between = algorithm, bucket_bytes, between
+        self._algorithm, self._bucket_bytes = settings.algorithm, settings.bucket_bytes
+        self._between = between
         self._buckets: List[_Bucket] = []
 
     @property

@@ -14,7 +14,7 @@ from .exchange import CenterExchange
 from .gradients import GradientReducer, bucket_sizes
 from .job import Job
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
-from .policy import Interval, Policy
+from .policy import Policy
 from .rounds import ClientRounds
 from .settings import PREFIX, Settings
 
@@ -81,17 +81,7 @@ class Replica:
         self._rounds = ClientRounds(world, link, name)
         self._exchange: Optional[CenterExchange] = None
         if policy.has_center:
-            self._exchange = CenterExchange(
-                world,
-                job.lane,
-                link,
-                name,
-                rule=policy.rule,
-                alpha=policy.alpha,
-                interval=Interval(policy.interval),
-                lazy=policy.lazy,
-                counters=counters,
-            )
+            self._exchange = CenterExchange(world, job.lane, link, name, policy, counters)
 
     def prepare(self) -> None:
         """Raise what an earlier step met in the engine; at the first call, start together."""
@@ -102,6 +92,8 @@ class Replica:
     def _start(self) -> None:
         """All ranks alike, then all clients alike."""
         world = self._world
+        # Calls that clients make together must not meet another trainer's rounds at the agents.
+        self._job.lane.wait()
         for param in self._params:
             param.list_data()  # Gluon's own error where one is not initialized
         check_alike(self._params, world.control)
@@ -153,8 +145,7 @@ class Replica:
                 world.comm,
                 self._job.lane,
                 self._counters,
-                algorithm=world.settings.algorithm,
-                bucket_bytes=world.settings.bucket_bytes,
+                world.settings,
                 between=self._rounds.sum_bucket if between else None,
             )
         return self._reducer

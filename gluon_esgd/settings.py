@@ -14,10 +14,22 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from .errors import SettingsError, raise_faults
 
-__all__ = ["PREFIX", "RULES", "Settings", "read", "table"]
+__all__ = [
+    "PREFIX",
+    "RANK_VARIABLES",
+    "RULES",
+    "SIZE_VARIABLES",
+    "Settings",
+    "read",
+    "table",
+]
 
 PREFIX = "GLUON_ESGD_"
 RULES = ("sgd", "asgd", "esgd")
+
+# Set by an mpiexec in each process that it starts: MPICH and relatives, PMIx, Open MPI.
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 Parser = Callable[[str], Any]
 

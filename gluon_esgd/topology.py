@@ -18,13 +18,10 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Type
 
 from .communicator import Communicator, Limits, RollCall
 from .errors import CenterError, TopologyError
-from .settings import Settings, read
+from .settings import RANK_VARIABLES, SIZE_VARIABLES, Settings, read
 
 __all__ = ["World", "world"]
 
-# Set by an mpiexec in each process that it starts: MPICH and relatives, PMIx, Open MPI.
-_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 # Before an abort: mpiexec drops what it has not read yet, and other ranks may
 # be about to say the same error.
@@ -185,12 +182,12 @@ def _make(settings: Settings, environ: Mapping[str, str]) -> World:
 
 
 def _under_mpi(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in _RANK_VARIABLES)
+    return any(name in environ for name in RANK_VARIABLES)
 
 
 def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
     """How many ranks this client should have by its environment; None: it does not say."""
-    texts = [environ[name] for name in _SIZE_VARIABLES if name in environ]
+    texts = [environ[name] for name in SIZE_VARIABLES if name in environ]
     sizes = [int(text) for text in texts if text.isdigit()]
     if settings.client_size is not None:
         sizes.append(settings.client_size)

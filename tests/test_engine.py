@@ -8,11 +8,10 @@ import time
 from typing import Iterator, List
 
 import mxnet as mx
-import numpy as np
 import pytest
 
 from gluon_esgd import engine
-from gluon_esgd.engine import Lane, lane, view, wait_to_write, wrap
+from gluon_esgd.engine import Lane, lane, view
 
 
 @pytest.fixture
@@ -89,16 +88,6 @@ def test_view_is_the_memory_and_keeps_it(dtype: str) -> None:
 
 def test_view_of_nothing() -> None:
     assert view(mx.nd.array([])).size == 0
-
-
-def test_wrap_shares_memory_and_leaves_it_writable() -> None:
-    memory = np.zeros(4, np.float32)
-    array = wrap(memory)
-    memory[:] = 3
-    assert array.asnumpy().tolist() == [3, 3, 3, 3]
-    array += 1
-    wait_to_write(array)
-    assert memory.tolist() == [4, 4, 4, 4]
 
 
 def test_there_is_one_lane() -> None:

@@ -52,7 +52,7 @@ def allreduce(
     array : ndarray of float32 or float64, shape (n,), contiguous
     comm : Communicator
     algorithm : str, default 'auto'
-        One of `names`; the same on every rank.
+        One of `names`; the same on every rank. One rank alone takes ``local``.
     what : str, default 'an allreduce'
         Its name in messages; the same on every rank.
 
@@ -73,16 +73,14 @@ def allreduce(
         raise ValueError(f"array must be float32 or float64, got {array.dtype}")
     if algorithm not in _algorithms and algorithm != "auto":
         raise ValueError(f"algorithm={algorithm!r} must be one of {', '.join(names())}")
-    if comm.size == 1:
-        return
     comm.enter(what)
+    if comm.size == 1:
+        algorithm = "local"
+    elif algorithm == "auto":
+        algorithm = "ring" if array.nbytes >= _RING_FROM_BYTES else "library"
     if array.size:
-        _algorithms[_choose(array) if algorithm == "auto" else algorithm](array, comm, what)
-
-
-def _choose(array: np.ndarray) -> str:
-    return "ring" if array.nbytes >= _RING_FROM_BYTES else "library"
+        _algorithms[algorithm](array, comm, what)
 
 
 def _load() -> None:
-    from . import library, ring  # noqa: F401 (they enter themselves)
+    from . import library, local, ring  # noqa: F401 (they enter themselves)

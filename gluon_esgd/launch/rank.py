@@ -15,20 +15,19 @@ import time
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-from ..settings import Settings, read
+from ..settings import RANK_VARIABLES, Settings, read
 from . import proc
 from .relay import Relay, split_command
 
 __all__ = ["core_set", "main", "rank_of"]
 
-_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _CANNOT_RUN = 127
 _HELD_BYTES = 4096  # of the leader's unfinished line
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
     """Return the rank that ``mpiexec`` announced, 0 without one."""
-    return next((int(environ[name]) for name in _RANK_NAMES if name in environ), 0)
+    return next((int(environ[name]) for name in RANK_VARIABLES if name in environ), 0)
 
 
 def core_set(cores: Sequence[int], place: int, workers: int) -> List[int]:

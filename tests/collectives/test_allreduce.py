@@ -32,7 +32,7 @@ def _reduce(algorithm: str, size: int, dtype: str) -> tuple:
 
 
 def test_the_suite_knows_every_algorithm() -> None:
-    assert sorted(ALGORITHMS) == names()
+    assert sorted([*ALGORITHMS, "local"]) == names()
 
 
 @pytest.mark.mpi
@@ -84,7 +84,7 @@ def test_nan_and_inf_travel(pools: Pools, shape: Shape) -> None:
         assert nan != nan and plus == np.inf and minus == -np.inf and two == 2
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "local"])
 def test_one_rank_changes_nothing(algorithm: str) -> None:
     array = _vector(0, 10, "float32")
     allreduce(array, Communicator(), algorithm)
@@ -106,5 +106,22 @@ def test_bad_arrays(array: np.ndarray, message: str) -> None:
 
 
 def test_unknown_algorithm() -> None:
-    with pytest.raises(ValueError, match="'tree' must be one of auto, library, ring"):
+    with pytest.raises(ValueError, match="'tree' must be one of auto, library, local, ring"):
         allreduce(np.zeros(1, np.float32), Communicator(), "tree")
+
+
+def _local() -> str:
+    from gluon_esgd import world
+
+    try:
+        allreduce(np.zeros(3, np.float32), world().comm, "local")
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=label)
+def test_local_is_for_one_rank(pools: Pools, shape: Shape) -> None:
+    said = pools.get(shape).run(_local)
+    assert said == ["algorithm='local' is for one rank, and there are 2 (an allreduce)"] * 2
