@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Type
 
-from .communicator import Communicator, Limits, RollCall
+from .communicator import Communicator, Limits
 from .errors import CenterError, TopologyError
+from .roll_call import RollCall
 from .settings import RANK_VARIABLES, SIZE_VARIABLES, Settings, read
 
 __all__ = ["World", "world"]

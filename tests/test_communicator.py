@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import time
 from typing import List
 
 import numpy as np
 import pytest
 
-from gluon_esgd.communicator import Communicator, Limits, RollCall, wait_until
+from gluon_esgd.communicator import Communicator, Limits, wait_until
 from gluon_esgd.errors import CollectiveError, StallError
+from gluon_esgd.roll_call import RollCall
 
 
 def _nothing() -> None:
@@ -76,6 +79,26 @@ def test_roll_call_names_who_has_come_to_something_else() -> None:
     for _ in range(50):  # who is far ahead has forgotten, and is not accused
         rolls[1].enter("a step")
     assert rolls[0].others() == {}
+
+
+def test_nobody_is_accused_while_ranks_write() -> None:
+    rolls, steps = _rolls(2), 4000
+
+    def walk(roll: RollCall) -> None:
+        for i in range(steps):
+            roll.enter(f"step {i}")
+
+    other = threading.Thread(target=walk, args=(rolls[1],))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        other.start()
+        for i in range(steps):
+            rolls[0].enter(f"step {i}")
+            assert rolls[0].others() == {}
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
 
 
 def test_the_report_of_a_stall_names_ranks_and_closes_the_communicator() -> None:

@@ -116,3 +116,16 @@ def solve_regression(rule: str, steps: int, lr: float, **settings: Any) -> Tuple
         center = flat(net)
     assert (flat(net) == own).all()
     return own, center, truth
+
+
+def make_trainer(net: Any, **kwargs: Any) -> Any:
+    from gluon_esgd import ElasticTrainer
+
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    return ElasticTrainer(net.collect_params(), "sgd", settings, **kwargs)
+
+
+def own_share(x: np.ndarray) -> np.ndarray:
+    from gluon_esgd import world
+
+    return x[shares(len(x), [1] * world().size)[world().rank]]

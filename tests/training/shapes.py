@@ -1,0 +1,18 @@
+"""The jobs in which what ranks do is tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..pool import Shape, label
+
+ANY_RANKS = pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape(2), marks=pytest.mark.mpi),
+        pytest.param(Shape(3), marks=pytest.mark.mpi),
+        pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
+        pytest.param(Shape(4, 2, 2, "sgd"), marks=pytest.mark.servers),
+    ],
+    ids=label,
+)
