@@ -117,8 +117,10 @@ class Pool:
         for link in self.links.values():
             link.settimeout(timeout)
             send(link, (function.__module__, function.__qualname__, args))
-        answers = {}
+        answers: Dict[int, Tuple[bool, Any]] = {}
         for rank, link in sorted(self.links.items()):
+            if not all(ok for ok, _ in answers.values()):
+                link.settimeout(5)  # it may wait for the one that failed
             try:
                 answers[rank] = receive(link)
             except (OSError, EOFError) as error:
