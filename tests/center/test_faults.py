@@ -153,7 +153,7 @@ def test_a_dead_zygote_does_not_hurt_its_agent_and_a_dead_server_is_an_error_in_
 
 
 def test_a_missing_client_and_a_stopped_agent_are_errors_in_time(tmp_path: Path) -> None:
-    with own_job(3, 1, limit_s=1.5, job_dir=str(tmp_path)) as job:
+    with own_job(3, 1, limit_s=1.5, peers_limit_s=1.5, job_dir=str(tmp_path)) as job:
         one, _, two = attach(job)
         out = np.empty(N, np.float32)
         os.kill(job.links[2].agent_pid, signal.SIGSTOP)

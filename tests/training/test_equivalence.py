@@ -84,4 +84,4 @@ def test_rules_reach_the_minimum_of_a_convex_problem(
 
 
 def _solve(rule: str, settings: Dict[str, Any]) -> Any:
-    return solve_regression(rule, 300, 0.1, **settings)
+    return solve_regression(rule, 200, 0.1, **settings)
