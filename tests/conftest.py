@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Iterator, List
 
 import pytest
+
+from gluon_esgd.launch.proc import clean_shared_memory
 
 from .pool import Pools
 
@@ -16,6 +19,14 @@ def pools() -> Iterator[Pools]:
     made = Pools()
     yield made
     made.end()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_left_in_shared_memory() -> Iterator[None]:
+    """Remove what MPI leaves behind where tests kill its ranks under a plain mpiexec."""
+    since = time.time()
+    yield
+    clean_shared_memory(since)
 
 
 @pytest.fixture(autouse=True)
