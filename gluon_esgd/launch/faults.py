@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 import socket
+import sys
 from dataclasses import fields
+from importlib import metadata
 from typing import TYPE_CHECKING, Iterator, List
 
 from ..errors import LaunchError, SettingsError
@@ -22,10 +24,13 @@ __all__ = ["all_faults"]
 
 OWNED = {PREFIX + f.name.upper() for f in fields(Settings) if f.metadata["by"] == "launcher"}
 
+# MXNet 1.9.1 is what the engine door and the servers are written for; it needs numpy < 1.24.
+_WANTED = (("mxnet", "==1.9.1", r"1\.9\.1$"), ("numpy", "<1.24", r"1\.([01]?\d|2[0-3])\."))
+
 
 def all_faults(spec: JobSpec) -> List[str]:
     """Return every fault of `spec`, as sentences with value, rule and remedy."""
-    checks = (_counts, _elastic, _machines, _options, _environment, _this_machine)
+    checks = (_counts, _elastic, _machines, _options, _environment, _versions, _this_machine)
     return [fault for check in checks for fault in check(spec)]
 
 
@@ -126,6 +131,23 @@ def _environment(spec: JobSpec) -> Iterator[str]:
         read({**os.environ, **given})
     except SettingsError as error:
         yield str(error)
+
+
+def _versions(spec: JobSpec) -> Iterator[str]:
+    """What servers and workers import; nothing is imported here."""
+    for name, wanted, suits in _WANTED:
+        found = _version(name)
+        if not spec.dry_run and re.match(suits, found) is None:
+            yield f"{name} is {found} in {sys.prefix}: pip install '{name}{wanted}'"
+
+
+def _version(name: str) -> str:
+    for cuda in ("", "-cu102", "-cu110", "-cu112"):  # MXNet's wheels for GPUs have other names
+        try:
+            return metadata.version(name + cuda)
+        except metadata.PackageNotFoundError:
+            continue
+    return "not installed"
 
 
 def _this_machine(spec: JobSpec) -> Iterator[str]:

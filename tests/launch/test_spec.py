@@ -3,6 +3,7 @@
 import argparse
 import socket
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -156,3 +157,21 @@ def test_hosts_are_filled_in_order(workers):
 def test_this_machine_is_known_by_its_names():
     assert is_here("localhost") and is_here(socket.gethostname()) and is_here("127.0.0.1")
     assert not is_here("127.0.0.2") and not is_here("no.such.host.invalid")
+
+
+def test_versions_of_what_workers_import(monkeypatch):
+    versions = {"mxnet": "1.6.0", "numpy": "1.24.1"}
+
+    def version(name):
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    said = faults("-n", "2")
+    assert "mxnet is 1.6.0 in " in said and "pip install 'mxnet==1.9.1'" in said
+    assert "numpy is 1.24.1 in " in said and "pip install 'numpy<1.24'" in said
+    del versions["mxnet"]
+    assert "mxnet is not installed in " in faults("-n", "2")
+    versions.update({"mxnet-cu112": "1.9.1", "numpy": "1.23.5"})
+    assert spec("-n", "2").workers == 2
