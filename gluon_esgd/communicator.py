@@ -139,7 +139,6 @@ class Communicator:
             self.broken = True
             self._abandoned += requests  # MPI may still write into their buffers
             raise
-        self._check_same(what)
 
     def _report(self, what: str) -> str:
         present, missing = f"rank {self.rank} of {self.size} waits in {what}", []
@@ -153,7 +152,11 @@ class Communicator:
             return f"{present}; a rank of another node has not come to it"
         return f"{present}; all have come to it"
 
-    def _check_same(self, what: str) -> None:
+    def check_same(self, what: str) -> None:
+        """Raise when a rank of this node has come to another collective here than `what`.
+
+        Once, when a collective is over: until then a long wait looks by itself.
+        """
         others = self._roll_call.others() if self._roll_call is not None else {}
         self._raise_apart(what, others)
 
@@ -167,7 +170,7 @@ class Communicator:
             )
 
     def _look(self, what: str) -> None:
-        self._check_same(what)
+        self.check_same(what)
         if self._roll_call is None:
             return
         gone = self._roll_call.gone()
@@ -186,12 +189,14 @@ class Communicator:
         self.enter(what)
         if self.size > 1:
             self.wait([self.mpi.Ibarrier()], what)
+            self.check_same(what)
 
     def broadcast(self, array: np.ndarray, what: str) -> None:
         """Copy the contiguous `array` of rank 0 into that of every rank, in place."""
         self.enter(what)
         if self.size > 1:
             self.wait([self.mpi.Ibcast(_wire(array), 0)], what)
+            self.check_same(what)
 
     def allgather(self, value: Any, what: str = "an exchange of plans") -> List[Any]:
         """Return every rank's `value` in rank order; values are what JSON can say."""
@@ -201,6 +206,7 @@ class Communicator:
         mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = np.empty(self.size, np.int64)
         self.wait([self.mpi.Iallgather(np.array([mine.size], np.int64), lengths)], what)
+        self.check_same(what)
         everything = np.empty(int(lengths.sum()), np.uint8)
         ends = np.cumsum(lengths)
         spans = (lengths.tolist(), (ends - lengths).tolist())

@@ -80,6 +80,7 @@ def allreduce(
         algorithm = "ring" if array.nbytes >= _RING_FROM_BYTES else "library"
     if array.size:
         _algorithms[algorithm](array, comm, what)
+    comm.check_same(what)
 
 
 def _load() -> None:
