@@ -15,10 +15,9 @@ from mxnet import gluon
 
 from ..pool import Shape, run_once
 from .problems import batches, network, train_step
-from .telling import train_and_tell, worker_rank
+from .telling import fail_at_step_3, train_and_tell, worker_rank
 
 PURE = pytest.mark.mpi
-LIMITS = (("GLUON_ESGD_STALL_WARNING_S", "0.5"), ("GLUON_ESGD_STALL_ABORT_S", "2"))
 
 
 def user_code_fails() -> None:
@@ -90,14 +89,9 @@ def test_a_clean_end_makes_the_last_exchange() -> None:
 
 
 def last_step_fails(waits: str) -> None:
-    from gluon_esgd import ElasticTrainer, gradients
+    from gluon_esgd import ElasticTrainer
 
-    def pack(self: Any) -> None:
-        if worker_rank() == 1 and self.step == 3:
-            raise MemoryError("no room for the bucket")
-        original(self)
-
-    original, gradients._Reduction.pack = gradients._Reduction.pack, pack
+    fail_at_step_3(worker=1)
     net = network()
     trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     x, y = batches()

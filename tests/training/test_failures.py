@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from typing import Any
 
@@ -14,21 +13,21 @@ import pytest
 
 from ..pool import Shape, run_once
 from .problems import batches, network, train_step
-from .telling import train_and_tell, worker_rank, workers_that_raised
+from .telling import (
+    before_packing,
+    fail_at_step_3,
+    telling,
+    train_and_tell,
+    worker_rank,
+    workers_that_raised,
+)
 
 PURE = pytest.mark.mpi
 LIMITS = (("GLUON_ESGD_STALL_WARNING_S", "0.5"), ("GLUON_ESGD_STALL_ABORT_S", "2"))
 
 
 def packing_fails() -> None:
-    from gluon_esgd import gradients
-
-    def pack(self: Any) -> None:
-        if worker_rank() == 1 and self.step == 3:
-            raise MemoryError("no room for the bucket")
-        original(self)
-
-    original, gradients._Reduction.pack = gradients._Reduction.pack, pack
+    fail_at_step_3(worker=1)
     train_and_tell(10, lambda i, trainer: mx.nd.waitall())
 
 
@@ -48,17 +47,13 @@ def one_rank_has_stale_gradients() -> None:
     net = network()
     trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     x, y = batches()
-    try:
+    with telling():
         train_step(net, trainer, x[0], y[0])
         if worker_rank() == 1:
             trainer.step(4)  # without a backward pass
         for i in range(3):
             train_step(net, trainer, x[i], y[i])
             mx.nd.waitall()
-    except (RuntimeError, UserWarning) as error:
-        print(f"\nworker {worker_rank()} raised {type(error).__name__}: {error}\n", flush=True)
-        time.sleep(1)
-        sys.exit(5)
 
 
 @PURE
@@ -107,14 +102,7 @@ def test_a_lost_agent_is_an_error_on_all_ranks_of_its_client() -> None:
 
 
 def one_client_fails() -> None:
-    from gluon_esgd import gradients
-
-    def pack(self: Any) -> None:
-        if worker_rank() == 0 and self.step == 3:
-            raise MemoryError("no room for the bucket")
-        original(self)
-
-    original, gradients._Reduction.pack = gradients._Reduction.pack, pack
+    fail_at_step_3(worker=0)
     train_and_tell(20, lambda i, trainer: mx.nd.waitall())
 
 
@@ -129,13 +117,9 @@ def test_under_sgd_the_other_clients_learn_of_an_error_at_once() -> None:
 
 
 def step_does_not_wait(rule: str, interval: str, lazy: str) -> None:
-    from gluon_esgd import ElasticTrainer, gradients
+    from gluon_esgd import ElasticTrainer
 
-    def pack(self: Any) -> None:
-        time.sleep(0.2)
-        original(self)
-
-    original, gradients._Reduction.pack = gradients._Reduction.pack, pack
+    before_packing(lambda step: time.sleep(0.2))
     net = network()
     trainer = ElasticTrainer(
         net.collect_params(), "sgd", rule=rule, interval=int(interval), lazy=int(lazy)
