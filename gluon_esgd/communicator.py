@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
+import platform
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -15,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from .errors import CollectiveError, StallError
+from .node_memory import Mapping, create, reserve
 from .roll_call import RollCall
 
 __all__ = ["Communicator", "Limits", "wait_until"]
@@ -26,12 +29,21 @@ _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 500e-6
 _LOOK_EVERY_S = 0.2  # how often a waiting rank looks whether another one has left
 
 
+# There the stores of one core are seen by the others in their order; elsewhere MPI has to see to it.
+_STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
 @dataclass(frozen=True)
 class Limits:
-    """When a wait is reported (seconds), and when it ends the job (None: never)."""
+    """How ranks wait.
+
+    A wait is reported after `warning_s` and ends the job after `abort_s` seconds (None: never).
+    With `spin` it never gives up its core.
+    """
 
     warning_s: float = 60.0
     abort_s: Optional[float] = None
+    spin: bool = False
 
 
 def wait_until(
@@ -59,7 +71,7 @@ def wait_until(
     sleep_s, looked, warned = _FIRST_SLEEP_S, start, False
     while not done():
         now = time.monotonic()
-        if now - start < _SPIN_S:
+        if not limits.spin and now - start < _SPIN_S:
             os.sched_yield()
             continue
         if now - looked > _LOOK_EVERY_S:
@@ -70,6 +82,8 @@ def wait_until(
             if not warned and now - start > limits.warning_s:
                 warned = True
                 _log.warning("%s; waited %.0f s so far", report(), now - start)
+        if limits.spin:
+            continue
         time.sleep(sleep_s)
         sleep_s = min(sleep_s * 1.5, _LONGEST_SLEEP_S)
 
@@ -83,6 +97,16 @@ class Communicator:
         A private duplicate; None for a world of one rank.
     roll_call : RollCall or None
     limits : Limits
+    nodes : sequence of sequences of int, optional
+        The ranks of each machine, machines in the order of their lowest rank. Unless
+        given, every rank has a machine of its own.
+    node : mpi4py.MPI.Intracomm or None
+        The ranks of this machine.
+    peers : Communicator or None
+        The ranks that have the same number on other machines as this one here; None where some
+        machine has no such rank, and where there is only one machine.
+    called : str, optional
+        This rank's name in messages, where its number here would not tell.
 
     Notes
     -----
@@ -95,18 +119,34 @@ class Communicator:
         mpi: Any = None,
         roll_call: Optional[RollCall] = None,
         limits: Limits = Limits(),
+        *,
+        nodes: Optional[Sequence[Sequence[int]]] = None,
+        node: Any = None,
+        peers: Optional[Communicator] = None,
+        called: Optional[str] = None,
     ) -> None:
         self.mpi = mpi
         self.rank: int = mpi.rank if mpi is not None else 0
         self.size: int = mpi.size if mpi is not None else 1
+        self.called = called or f"rank {self.rank} of {self.size}"
         self.limits = limits
+        self.nodes = [list(ranks) for ranks in nodes or [[rank] for rank in range(self.size)]]
+        self.node_rank = next(k for k, ranks in enumerate(self.nodes) if self.rank in ranks)
+        self.local_rank = self.nodes[self.node_rank].index(self.rank)
+        self.local_size = len(self.nodes[self.node_rank])
+        self.peers = peers
         self.broken = False
+        self.sent_bytes = 0  # what this rank has sent in messages of its own collectives
         # For a rank that waits here in the engine: where its main thread makes collectives,
         # and there: whether the engine has nothing to do.
         self.beside: Optional[Communicator] = None
         self.idle: Callable[[], bool] = lambda: False
         self._abandoned: List[Any] = []
         self._roll_call = roll_call
+        self._node = node
+        self._mappings = 0
+        self._window: Optional[Mapping] = None
+        self._told_no_memory = False
 
     def enter(self, what: str) -> None:
         """Note in the roll call that this rank has come to its next collective, `what`.
@@ -116,6 +156,8 @@ class Communicator:
         """
         if self.broken:
             raise CollectiveError(f"rank {self.rank}: an earlier collective failed")
+        if self.mpi is not None and not self.mpi:
+            raise CollectiveError(f"rank {self.rank}: the communicator was freed before {what}")
         if self._roll_call is not None:
             self._roll_call.enter(what, self.idle())
 
@@ -134,14 +176,42 @@ class Communicator:
             return not pending
 
         try:
-            wait_until(done, self.limits, lambda: self._report(what), lambda: self._look(what))
+            self._wait_until(done, what)
         except BaseException:
-            self.broken = True
             self._abandoned += requests  # MPI may still write into their buffers
             raise
 
+    def _wait_until(self, done: Callable[[], Any], what: str) -> None:
+        try:
+            wait_until(done, self.limits, lambda: self._report(what), lambda: self._look(what))
+        except BaseException:
+            self.broken = True
+            raise
+
+    def arrive(self, what: str) -> None:
+        """Come to the collective `what`, and wait for the ranks of this machine; collective.
+
+        What they wrote into shared memory before can be read afterwards.
+        """
+        self.enter(what)
+        self.meet(what)
+        self.check_same(what)
+
+    def meet(self, what: str) -> None:
+        """Wait inside the collective `what` until all ranks of this machine have come here."""
+        if self.local_size == 1:
+            return
+        if not _STORES_IN_ORDER:
+            self.wait([self._node.Ibarrier()], what)
+            return
+        roll_call = self._roll_call
+        assert roll_call is not None
+        roll_call.advance()
+        if not roll_call.together():
+            self._wait_until(roll_call.together, what)
+
     def _report(self, what: str) -> str:
-        present, missing = f"rank {self.rank} of {self.size} waits in {what}", []
+        present, missing = f"{self.called} waits in {what}", []
         if self._roll_call is not None:
             missing = self._roll_call.missing()
         if missing:
@@ -157,8 +227,8 @@ class Communicator:
 
         Once, when a collective is over: until then a long wait looks by itself.
         """
-        others = self._roll_call.others() if self._roll_call is not None else {}
-        self._raise_apart(what, others)
+        if self._roll_call is not None and not self._roll_call.alike():
+            self._raise_apart(what, self._roll_call.others())
 
     def _raise_apart(self, what: str, others: Dict[int, str]) -> None:
         if others:
@@ -175,14 +245,73 @@ class Communicator:
             return
         gone = self._roll_call.gone()
         if gone:
-            raise CollectiveError(
-                f"rank {self.rank} of {self.size} waits in {what}, but rank(s) {gone} have left"
-            )
+            raise CollectiveError(f"{self.called} waits in {what}, but rank(s) {gone} have left")
         beside = self.beside._roll_call if self.beside is not None else None
         if beside is not None:
             # Who waits there for this rank, with nothing left to do in its engine, never comes
             # here: in the order of its calls that one is before this one, in ours behind it.
             self._raise_apart(what, beside.ahead(self._roll_call.missing()))
+
+    def share(self, nbytes: int) -> Optional[Mapping]:
+        """Make memory that the ranks of each machine map, `nbytes` for each rank; collective.
+
+        It goes when the last array in it goes, on the last rank; the file is unlinked at once.
+
+        Parameters
+        ----------
+        nbytes : int
+            The same on all ranks; rounded up to whole pages.
+
+        Returns
+        -------
+        Mapping or None
+            None on all ranks where a machine has no room: rank 0 of that machine has logged it.
+        """
+        nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self._mappings += 1
+        if self.size == 1:
+            return Mapping.over(-1, nbytes, 1, 0, self._mappings)
+        what = "a share of memory"
+        path, file, fault = None, -1, None
+        try:
+            if self.local_rank == 0:
+                file, path = create()
+        except OSError as error:
+            fault = str(error)
+        path = self.allgather(path, what)[self.nodes[self.node_rank][0]]
+        try:
+            if self.local_rank != 0 and path is not None:
+                file = os.open(path, os.O_RDWR)
+            if file >= 0:
+                # Each rank takes its own part: pages come from where the core that calls is.
+                reserve(file, self.local_rank * nbytes, nbytes)
+        except OSError as error:
+            fault = str(error)
+        faults = self.allgather(fault, what)
+        if self.local_rank == 0 and path is not None:
+            os.unlink(path)
+        mapping = None
+        if not any(faults):
+            mapping = Mapping.over(file, nbytes, self.local_size, self.local_rank, self._mappings)
+        elif self.local_rank == 0 and not self._told_no_memory:
+            self._told_no_memory = True
+            _log.warning(
+                "no shared memory in /dev/shm: %s; collectives go through messages instead, which is slower; "
+                "make /dev/shm larger (mount -o remount,size=..., docker run --shm-size=...)",
+                next(f for f in faults if f),
+            )
+        if file >= 0:
+            os.close(file)
+        return mapping
+
+    def window(self, nbytes: int) -> Optional[Mapping]:
+        """Return a small share of memory for what passes through inside a collective; collective.
+
+        One for the communicator, made at the first call; see `share`.
+        """
+        if self._window is None:
+            self._window = self.share(nbytes)
+        return self._window
 
     def barrier(self, what: str = "a barrier") -> None:
         """Return when every rank has come here."""

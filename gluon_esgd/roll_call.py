@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-import mmap
+import functools
 import os
-import tempfile
-from typing import Any, Dict, List, Optional, Sequence
+import zlib
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+
+from .node_memory import Mapping, create_anywhere
 
 __all__ = ["RollCall"]
 
 # Names of collectives that a rank's row keeps: the last so many, cut to so many bytes.
 _KEPT, _NAME_BYTES = 8, 120
 
+# What is written at different moments lies in cache lines of its own.
 _ROW = np.dtype(
     [
         ("entered", np.int64),
         ("left", np.int64),
         ("idle", np.int64),
+        ("unused", np.int64, (5,)),
+        ("marks", np.int64, (_KEPT,)),
+        ("progress", np.int64),
+        ("unused2", np.int64, (7,)),
         ("names", f"S{_NAME_BYTES}", (_KEPT,)),
     ]
 )
+_CELLS = _ROW.itemsize // 8
+_ENTERED, _LEFT, _IDLE, _MARKS, _PROGRESS = (
+    _ROW.fields[name][1] // 8  # type: ignore[index]
+    for name in ("entered", "left", "idle", "marks", "progress")
+)
+_NAMES = _ROW.fields["names"][1]  # type: ignore[index]
+
+
+@functools.lru_cache(maxsize=256)
+def _label(what: str) -> Tuple[bytes, int]:
+    name = what.encode()[:_NAME_BYTES]
+    return name.ljust(_NAME_BYTES, b"\0"), zlib.crc32(name)
 
 
 class RollCall:
@@ -30,8 +49,9 @@ class RollCall:
     Parameters
     ----------
     rows : ndarray, shape (local_size,)
-        Of each rank: collectives entered, whether it has come to its end, whether
-        its engine was idle when it entered, and the names of the last; see `table`.
+        Of each rank: collectives entered, whether it has come to its end, whether its engine
+        was idle when it entered, the names of the last (and short marks of them, to compare
+        at once), and how often it has met the others inside collectives; see `table`.
     ranks : sequence of int
         The rank in the communicator of each row.
     row : int
@@ -40,9 +60,14 @@ class RollCall:
 
     def __init__(self, rows: np.ndarray, ranks: Sequence[int], row: int) -> None:
         self._rows, self._ranks, self._row = rows, list(ranks), row
+        # numpy takes a microsecond for what a memoryview does in thirty nanoseconds.
+        self._cells = memoryview(rows.view(np.int64))
+        self._names = memoryview(rows.view(np.uint8))[row * _ROW.itemsize + _NAMES :]
+        self._base = row * _CELLS
+        self._others = [k * _CELLS for k in range(len(self._ranks)) if k != row]
 
     @staticmethod
-    def table(size: int, memory: Optional[mmap.mmap] = None) -> np.ndarray:
+    def table(size: int, memory: Optional[Mapping] = None) -> np.ndarray:
         """Return empty rows for `size` ranks, in `memory` where it is given."""
         return np.zeros(size, _ROW) if memory is None else np.frombuffer(memory, _ROW, size)
 
@@ -53,37 +78,67 @@ class RollCall:
         The file behind the memory is unlinked before anyone uses it, so that
         nothing is left behind, however the processes end.
         """
-        size = node.size * _ROW.itemsize
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        path = None
+        path: Optional[str] = None
         if node.rank == 0:
-            handle, path = tempfile.mkstemp(prefix="gluon_esgd_", dir=folder)
-            os.ftruncate(handle, size)
+            file, path = create_anywhere(node.size * _ROW.itemsize)
         path = node.bcast(path)
         if node.rank != 0:
-            handle = os.open(path, os.O_RDWR)
-        memory = mmap.mmap(handle, size)
-        os.close(handle)
+            file = os.open(path, os.O_RDWR)  # type: ignore[arg-type]
+        memory = Mapping.over(file, _ROW.itemsize, node.size, node.rank)
+        os.close(file)
         node.Barrier()
         if node.rank == 0:
-            os.unlink(path)
+            os.unlink(path)  # type: ignore[arg-type]
         return cls(cls.table(node.size, memory), node.allgather(rank), node.rank)
 
     def enter(self, what: str, idle: bool = False) -> None:
         """Say that this rank has come to its next collective, and which it is."""
-        mine = self._rows[self._row]
-        mine["idle"] = idle
-        mine["names"][(mine["entered"] + 1) % _KEPT] = what.encode()[:_NAME_BYTES]
-        mine["entered"] += 1
+        cells, base = self._cells, self._base
+        name, mark = _label(what)
+        entered = cells[base + _ENTERED] + 1
+        slot = entered % _KEPT
+        cells[base + _IDLE] = idle
+        self._names[slot * _NAME_BYTES : (slot + 1) * _NAME_BYTES] = name
+        cells[base + _MARKS + slot] = mark
+        cells[base + _ENTERED] = entered
 
     def leave(self) -> None:
         """Say that this rank has come to its end: it joins no collective but those of the end."""
         self._rows[self._row]["left"] = 1
 
+    def advance(self) -> None:
+        """Say that this rank has come to the next meeting point inside its collective."""
+        self._cells[self._base + _PROGRESS] += 1
+
+    def together(self) -> bool:
+        """Whether every rank of the node has come to this rank's meeting point."""
+        cells = self._cells
+        here = cells[self._base + _PROGRESS]
+        for other in self._others:  # noqa: SIM110 (a generator would take twice as long)
+            if cells[other + _PROGRESS] < here:
+                return False
+        return True
+
+    def alike(self) -> bool:
+        """Whether the last name is that of every rank that has just met this one here.
+
+        True says so; False may be the doing of a rank that is far ahead: see `others`.
+        """
+        cells, base = self._cells, self._base
+        at = _MARKS + cells[base + _ENTERED] % _KEPT
+        mark = cells[base + at]
+        for other in self._others:  # noqa: SIM110
+            if cells[other + at] != mark:
+                return False
+        return True
+
     def missing(self) -> List[int]:
         """Return the ranks of this node that have not yet come to where this one is."""
-        here = self._rows[self._row]["entered"]
-        return [r for r, n in zip(self._ranks, self._rows["entered"]) if n < here]
+        here = self._rows[self._row]
+        behind = (self._rows["entered"] < here["entered"]) | (
+            self._rows["progress"] < here["progress"]
+        )
+        return [self._ranks[i] for i in np.flatnonzero(behind)]
 
     def gone(self) -> List[int]:
         """Return the missing ranks that have left and so will never come."""

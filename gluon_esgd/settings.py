@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from .errors import SettingsError, raise_faults
 
@@ -96,6 +96,14 @@ def _places(text: str) -> str:
     return text
 
 
+def _sizes(text: str) -> Tuple[int, ...]:
+    """ranks of each machine, in the order of ranks: '3,1'"""
+    sizes = tuple(int(part) for part in text.split(","))
+    if min(sizes) < 1:
+        raise ValueError
+    return sizes
+
+
 def _setting(default: Any, parse: Parser, meaning: str, by: str = "user") -> Any:
     return field(default=default, metadata={"parse": parse, "meaning": meaning, "by": by})
 
@@ -126,6 +134,15 @@ class Settings:
     lazy: Optional[int] = _by_launcher(None, _int(0), "steps from the snapshot to its application")
     algorithm: str = _setting("auto", _text, "collective algorithm by its registered name")
     bucket_bytes: int = _setting(25 << 20, _int(1), "size at which a gradient bucket is closed")
+    tuning: Optional[str] = _setting(
+        None, _text, "file that `gluon-esgd tune` wrote; unset: the user's own, where there is one"
+    )
+    nodes: Optional[Tuple[int, ...]] = _setting(
+        None, _sizes, "ranks that count as one machine, for tests; unset: as MPI finds them"
+    )
+    wait: str = _setting(
+        "back-off", _one_of("back-off", "spin"), "how ranks wait: yield and sleep, or keep the core"
+    )
     start_timeout_s: float = _setting(120.0, _float(0), "limit for all processes to be there")
     stall_warning_s: float = _setting(60.0, _float(0), "a wait this long is reported")
     stall_abort_s: Optional[float] = _setting(
@@ -147,7 +164,8 @@ class Settings:
         for f in fields(self):
             value = getattr(self, f.name)
             if value != f.default:
-                out[PREFIX + f.name.upper()] = str(value)
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                out[PREFIX + f.name.upper()] = text
         return out
 
 

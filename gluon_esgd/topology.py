@@ -14,12 +14,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from .communicator import Communicator, Limits
 from .errors import CenterError, TopologyError
 from .roll_call import RollCall
-from .settings import RANK_VARIABLES, SIZE_VARIABLES, Settings, read
+from .settings import PREFIX, RANK_VARIABLES, SIZE_VARIABLES, Settings, read
 
 __all__ = ["World", "world"]
 
@@ -207,23 +207,20 @@ def _with_all_ranks_that_mpiexec_started(announced: Optional[int], settings: Set
             "MPI was initialized without MPI_THREAD_MULTIPLE, which collectives from MXNet's "
             "engine need; leave mpi4py.rc.thread_level at 'multiple'"
         )
-    limits = Limits(settings.stall_warning_s, settings.stall_abort_s)
-    node = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
-    comm, control = (
-        Communicator(root.Dup(), RollCall.over(node, root.rank), limits) for _ in range(2)
-    )
+    node = _node(root, settings.nodes)
+    nodes = _nodes(root, node)
+    comm, control = (_communicator(root, node, nodes, settings) for _ in range(2))
     comm.beside = control
-    node_rank, num_nodes = _node(root, node)
     made = World(
         client=settings.client,
         num_clients=settings.num_clients,
         settings=settings,
         rank=root.rank,
         size=root.size,
-        local_rank=node.rank,
-        local_size=node.size,
-        node_rank=node_rank,
-        num_nodes=num_nodes,
+        local_rank=comm.local_rank,
+        local_size=comm.local_size,
+        node_rank=comm.node_rank,
+        num_nodes=len(nodes),
         comm=comm,
         control=control,
     )
@@ -273,11 +270,39 @@ def _mismatch(what: str, MPI: Any) -> str:
     )
 
 
-def _node(root: Any, node: Any) -> Tuple[int, int]:
-    """Number the machines by their lowest rank."""
-    firsts = root.allgather(node.bcast(root.rank))
-    nodes = sorted(set(firsts))
-    return nodes.index(firsts[root.rank]), len(nodes)
+def _node(root: Any, declared: Optional[Sequence[int]]) -> Any:
+    """The ranks of this machine, as MPI finds them or as they were declared."""
+    from mpi4py import MPI
+
+    machine = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
+    if declared is None:
+        return machine
+    if sum(declared) != root.size:
+        raise TopologyError(
+            f"{PREFIX}NODES declares machines of {', '.join(map(str, declared))} ranks, "
+            f"{sum(declared)} in all, but there are {root.size}"
+        )
+    number = next(k for k in range(len(declared)) if root.rank < sum(declared[: k + 1]))
+    return machine.Split(number, machine.rank)
+
+
+def _nodes(root: Any, node: Any) -> List[Tuple[int, ...]]:
+    """The ranks of each machine, machines in the order of their lowest rank."""
+    return sorted(set(map(tuple, root.allgather(node.allgather(root.rank)))))
+
+
+def _communicator(
+    root: Any, node: Any, nodes: Sequence[Sequence[int]], settings: Settings
+) -> Communicator:
+    limits = Limits(settings.stall_warning_s, settings.stall_abort_s, settings.wait == "spin")
+    peers = None
+    if len(nodes) > 1:
+        everywhere = node.rank < min(map(len, nodes))
+        across = root.Split(node.rank if everywhere else root.size, root.rank)
+        if everywhere:
+            peers = Communicator(across, limits=limits, called=f"rank {root.rank} of {root.size}")
+    roll_call = RollCall.over(node, root.rank)
+    return Communicator(root.Dup(), roll_call, limits, nodes=nodes, node=node.Dup(), peers=peers)
 
 
 def _end_together(made: World) -> None:

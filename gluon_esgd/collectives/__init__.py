@@ -1,9 +1,26 @@
-"""Allreduce over all vectors of a client as one object: numpy arrays in, in place, no MXNet."""
+"""Collectives over all vectors of a client as one object: arrays in, in place, no MXNet."""
 
 from __future__ import annotations
 
 from .agreement import agree
 from .buckets import Span, pack_order
-from .registry import allreduce, names, register
+from .calls import allgather, allreduce, broadcast, reduce_scatter
+from .parts import part
+from .plan import Plan, plan, shared_array
+from .registry import names, register
 
-__all__ = ["Span", "agree", "allreduce", "names", "pack_order", "register"]
+__all__ = [
+    "Plan",
+    "Span",
+    "agree",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "names",
+    "pack_order",
+    "part",
+    "plan",
+    "reduce_scatter",
+    "register",
+    "shared_array",
+]

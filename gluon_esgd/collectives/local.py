@@ -1,17 +1,18 @@
-"""``local``: one rank, whose vector is the sum already."""
+"""``local``: one rank, whose vector is the result but for the division."""
 
 from __future__ import annotations
 
-import numpy as np
+from .registry import COLLECTIVES, Run, Task, register
 
-from ..communicator import Communicator
-from .registry import register
-
-__all__ = ["allreduce"]
+__all__ = ["prepare"]
 
 
-@register("local")
-def allreduce(array: np.ndarray, comm: Communicator, what: str) -> None:
-    """Leave `array` as it is; ValueError where there are other ranks."""
-    if comm.size > 1:
-        raise ValueError(f"algorithm='local' is for one rank, and there are {comm.size} ({what})")
+def prepare(task: Task) -> Run:
+    """Raise ValueError where there are other ranks."""
+    if task.comm.size > 1:
+        raise ValueError(f"algorithm='local' is for one rank, and there are {task.comm.size}")
+    return lambda what: task.op.finish(task.array, task.count)
+
+
+for _collective in COLLECTIVES:
+    register(_collective, "local")(prepare)

@@ -1,87 +1,139 @@
-"""The algorithms by name, and the one that chooses between them.
+"""The algorithms of each collective by name.
 
-An algorithm is a function ``f(array, comm, what)``: `array` is contiguous, 1-d,
-of float32 or float64; afterwards every rank's `array` holds the sum over all
-ranks, with the same bits on each. Every rank of `comm` calls it. `what` names
-the collective in messages.
+An algorithm is a function ``prepare(task)`` that returns ``run(what)``. Every rank of the
+communicator calls both, in the same order; `prepare` once, `run` as often as the collective is
+made. `what` names the collective in messages, the same on all ranks.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from ..communicator import Communicator
+from ..node_memory import Mapping
+from .operations import Operation
 
-__all__ = ["Allreduce", "allreduce", "names", "register"]
+__all__ = [
+    "COLLECTIVES",
+    "REDUCTIONS",
+    "Algorithm",
+    "Prepare",
+    "Run",
+    "Task",
+    "find",
+    "names",
+    "register",
+]
 
-Allreduce = Callable[[np.ndarray, Communicator, str], None]
+COLLECTIVES = ("allreduce", "broadcast", "reduce_scatter", "allgather")
+REDUCTIONS = ("allreduce", "reduce_scatter")
 
-_algorithms: Dict[str, Allreduce] = {}
+_MODULES = (
+    "library",
+    "local",
+    "ring",
+    "shared",
+    "hierarchical",
+)
 
-# Below this size a ring's messages are too short to fill the wire.
-_RING_FROM_BYTES = 1 << 20
+
+@dataclass(frozen=True)
+class Task:
+    """What this rank brings to a collective, checked and alike on all ranks.
+
+    Attributes
+    ----------
+    vectors : list of arrays of shape (n,)
+        One for each device of this process; contiguous, one type and length. Algorithms for
+        host memory get exactly one.
+    comm : Communicator
+    op : Operation
+    count : int
+        Vectors of all ranks.
+    root : int
+        Rank whose vector a broadcast takes.
+    home : Mapping or None
+        Memory that the ranks of this machine share and in which the vector lies, at the same
+        offset on every rank.
+    """
+
+    vectors: List[Any]
+    comm: Communicator
+    op: Operation
+    count: int
+    root: int = 0
+    home: Optional[Mapping] = None
+
+    @property
+    def array(self) -> Any:
+        """The one vector, or the first."""
+        return self.vectors[0]
+
+    def on_node(self) -> List[np.ndarray]:
+        """Return the vectors of all ranks of this machine, by local rank; they share `home`."""
+        assert self.home is not None
+        start = self.home.locate(self.array)
+        assert start is not None
+        end = start + self.array.nbytes
+        return [part[start:end].view(self.array.dtype) for part in self.home.parts]
 
 
-def register(name: str) -> Callable[[Allreduce], Allreduce]:
-    """Decorate an algorithm to enter it under `name`."""
+Run = Callable[[str], None]
+Prepare = Callable[[Task], Run]
 
-    def enter(function: Allreduce) -> Allreduce:
-        if name in _algorithms:
-            raise ValueError(f"collective algorithm {name!r} is registered already")
-        _algorithms[name] = function
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An entry of the registry.
+
+    Attributes
+    ----------
+    prepare : callable
+    memory : {'host', 'device', 'node'}
+        Where the vectors lie that it takes: of this process, on GPUs, or in memory that the
+        ranks of a machine share.
+    half : bool
+        Whether it takes float16 and adds it up in float32 itself.
+    """
+
+    prepare: Prepare
+    memory: str = "host"
+    half: bool = False
+
+
+_algorithms: Dict[Tuple[str, str], Algorithm] = {}
+
+
+def register(
+    collective: str, name: str, *, memory: str = "host", half: bool = False
+) -> Callable[[Prepare], Prepare]:
+    """Decorate an algorithm of `collective` to enter it under `name`; see `Algorithm`."""
+
+    def enter(function: Prepare) -> Prepare:
+        if (collective, name) in _algorithms:
+            raise ValueError(f"{collective} algorithm {name!r} is registered already")
+        _algorithms[collective, name] = Algorithm(function, memory, half)
         return function
 
     return enter
 
 
-def names() -> List[str]:
-    """Return the names that `allreduce` takes."""
+def names(collective: str = "allreduce") -> List[str]:
+    """Return the names that `collective` takes as its algorithm."""
     _load()
-    return sorted(["auto", *_algorithms])
+    return sorted(["auto", *(name for owner, name in _algorithms if owner == collective)])
 
 
-def allreduce(
-    array: np.ndarray, comm: Communicator, algorithm: str = "auto", what: str = "an allreduce"
-) -> None:
-    """Replace `array` on every rank by the sum over the ranks, in place; collective.
-
-    Parameters
-    ----------
-    array : ndarray of float32 or float64, shape (n,), contiguous
-    comm : Communicator
-    algorithm : str, default 'auto'
-        One of `names`; the same on every rank. One rank alone takes ``local``.
-    what : str, default 'an allreduce'
-        Its name in messages; the same on every rank.
-
-    Raises
-    ------
-    ValueError
-        On the rank that brought an unknown name or an array of another kind.
-    StallError, CollectiveError
-        On the ranks that waited past the limit or for a rank that has left.
-    """
+def find(collective: str, name: str) -> Algorithm:
+    """Return the algorithm of that name."""
     _load()
-    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError(
-            f"array must be 1-d, contiguous and writeable, got shape {array.shape}, "
-            f"strides {array.strides}, writeable={array.flags.writeable}"
-        )
-    if array.dtype not in (np.float32, np.float64):
-        raise ValueError(f"array must be float32 or float64, got {array.dtype}")
-    if algorithm not in _algorithms and algorithm != "auto":
-        raise ValueError(f"algorithm={algorithm!r} must be one of {', '.join(names())}")
-    comm.enter(what)
-    if comm.size == 1:
-        algorithm = "local"
-    elif algorithm == "auto":
-        algorithm = "ring" if array.nbytes >= _RING_FROM_BYTES else "library"
-    if array.size:
-        _algorithms[algorithm](array, comm, what)
-    comm.check_same(what)
+    return _algorithms[collective, name]
 
 
 def _load() -> None:
-    from . import library, local, ring  # noqa: F401 (they enter themselves)
+    for module in _MODULES:
+        import_module(f".{module}", __package__)  # it enters its algorithms itself

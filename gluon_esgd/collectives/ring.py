@@ -2,8 +2,8 @@
 
 Each rank sends ``2 (n - 1) / n`` of the vector, the least possible (Patarasuk
 and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
-workstations*, 2009). Part ``p`` is summed in the order of ranks ``p``,
-``p + 1``, ...: fixed, and made on one rank, so every rank has the same bits.
+workstations*, 2009). Part ``p`` is summed in the order of ranks ``p + 1``,
+``p + 2``, ..., ``p``: fixed, and made on one rank, so every rank has the same bits.
 """
 
 from __future__ import annotations
@@ -13,45 +13,98 @@ from typing import List, Optional
 import numpy as np
 
 from ..communicator import Communicator
-from .registry import register
+from .operations import Operation
+from .parts import part
+from .registry import Run, Task, register
 
-__all__ = ["allreduce"]
+__all__ = ["Ring", "allgather", "allreduce", "reduce_scatter"]
 
 _TAG = 7
 # Pieces in which a part travels, so that adding one overlaps receiving the next.
 _PIECE_BYTES = 1 << 18
 
 
-@register("ring")
-def allreduce(array: np.ndarray, comm: Communicator, what: str) -> None:
-    """Sum around a ring of neighbours; parts are cut in pieces that overlap."""
-    n, rank = comm.size, comm.rank
-    parts = [array[array.size * i // n : array.size * (i + 1) // n] for i in range(n)]
-    spare = np.empty(max(p.size for p in parts), array.dtype)
-    for step in range(n - 1):
-        sent, received = parts[(rank - step) % n], parts[(rank - step - 1) % n]
-        _pass_on(comm, what, sent, spare[: received.size], received)
-    for step in range(n - 1):
-        sent, received = parts[(rank + 1 - step) % n], parts[(rank - step) % n]
-        _pass_on(comm, what, sent, received, None)
+class Ring:
+    """The ranks of a communicator as a ring around which one vector goes.
 
+    Parameters
+    ----------
+    array : ndarray, shape (n,)
+    comm : Communicator
+    op : Operation
+        Its division is not made here.
+    """
 
-def _pass_on(
-    comm: Communicator, what: str, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
-) -> None:
-    """Send to the next rank, receive from the one before, and add piece by piece."""
-    following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    receives = [comm.mpi.Irecv(piece, before, _TAG) for piece in _pieces(into)]
-    sends = [comm.mpi.Isend(piece, following, _TAG) for piece in _pieces(sent)]
-    for request, piece, target in zip(
-        receives, _pieces(into), _pieces(into if add_to is None else add_to)
-    ):
-        comm.wait([request], what)
-        if add_to is not None:
-            np.add(piece, target, out=target)
-    comm.wait(sends, what)
+    def __init__(self, array: np.ndarray, comm: Communicator, op: Operation) -> None:
+        self._comm, self._op = comm, op
+        self._parts = [array[part(array.size, rank, comm.size)] for rank in range(comm.size)]
+        self._spare = np.empty(max(p.size for p in self._parts), array.dtype)
+
+    def reduce_scatter(self, what: str) -> None:
+        """Reduce each rank's own part on it; the others are left with what passed through."""
+        rank, n = self._comm.rank, self._comm.size
+        for step in range(n - 1):
+            sent, received = self._parts[(rank - step - 1) % n], self._parts[(rank - step - 2) % n]
+            self._pass_on(what, sent, self._spare[: received.size], received)
+
+    def allgather(self, what: str) -> None:
+        """Give every rank the parts that the others own."""
+        rank, n = self._comm.rank, self._comm.size
+        for step in range(n - 1):
+            sent, received = self._parts[(rank - step) % n], self._parts[(rank - step - 1) % n]
+            self._pass_on(what, sent, received, None)
+
+    def _pass_on(
+        self, what: str, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
+    ) -> None:
+        """Send to the next rank, receive from the one before, and add piece by piece."""
+        comm = self._comm
+        following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        receives = [comm.mpi.Irecv(piece, before, _TAG) for piece in _pieces(into)]
+        sends = [comm.mpi.Isend(piece, following, _TAG) for piece in _pieces(sent)]
+        comm.sent_bytes += sent.nbytes
+        for request, piece, target in zip(
+            receives, _pieces(into), _pieces(into if add_to is None else add_to)
+        ):
+            comm.wait([request], what)
+            if add_to is not None:
+                self._op.combine(piece, target, out=target)
+        comm.wait(sends, what)
 
 
 def _pieces(part: np.ndarray) -> List[np.ndarray]:
     length = _PIECE_BYTES // part.itemsize
     return [part[i : i + length] for i in range(0, part.size, length)]
+
+
+@register("allreduce", "ring")
+def allreduce(task: Task) -> Run:
+    """Reduce around the ring, then gather around it; parts are cut in pieces that overlap."""
+    ring = Ring(task.array, task.comm, task.op)
+
+    def run(what: str) -> None:
+        ring.reduce_scatter(what)
+        ring.allgather(what)
+        task.op.finish(task.array, task.count)
+
+    return run
+
+
+@register("reduce_scatter", "ring")
+def reduce_scatter(task: Task) -> Run:
+    """The first half of the ring."""
+    ring = Ring(task.array, task.comm, task.op)
+    own = task.array[part(task.array.size, task.comm.rank, task.comm.size)]
+
+    def run(what: str) -> None:
+        ring.reduce_scatter(what)
+        task.op.divide(own, task.op.divisor(task.count))
+
+    return run
+
+
+@register("allgather", "ring", half=True)
+def allgather(task: Task) -> Run:
+    """The second half of the ring."""
+    wire = task.array.view(np.uint16) if task.array.dtype == np.float16 else task.array
+    return Ring(wire, task.comm, task.op).allgather

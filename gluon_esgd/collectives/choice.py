@@ -1,0 +1,27 @@
+"""``auto``: which algorithm a collective takes."""
+
+from __future__ import annotations
+
+from ..communicator import Communicator
+
+__all__ = ["among_messages", "choose"]
+
+# Below this size a ring's messages are too short to fill the wire.
+_RING_FROM_BYTES = 1 << 20
+
+
+def choose(collective: str, nbytes: int, comm: Communicator) -> str:
+    """Return the algorithm for a vector of `nbytes` in host memory."""
+    if comm.size == 1:
+        return "local"
+    if len(comm.nodes) == 1:
+        return "shared"
+    several = min(len(ranks) for ranks in comm.nodes) > 1
+    if collective == "allreduce" and several and nbytes >= _RING_FROM_BYTES:
+        return "hierarchical"
+    return among_messages(collective, nbytes)
+
+
+def among_messages(collective: str, nbytes: int) -> str:
+    """Return the algorithm where there is no shared memory."""
+    return "ring" if collective != "broadcast" and nbytes >= _RING_FROM_BYTES else "library"

@@ -1,0 +1,258 @@
+"""Collectives that are checked once, over all ranks, and then made as often as wanted."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..communicator import Communicator
+from ..node_memory import mapping_of
+from .adapters import announced, for_group, in_float32
+from .choice import among_messages, choose
+from .devices import is_on_device
+from .operations import DTYPES, OPERATIONS, quiet
+from .registry import COLLECTIVES, REDUCTIONS, Run, Task, find, names
+from .staged import WINDOW_BYTES, staged
+
+__all__ = ["Plan", "plan", "shared_array"]
+
+
+class Plan:
+    """A collective that all ranks have prepared; call it on all ranks, in the same order.
+
+    Attributes
+    ----------
+    algorithm : str
+        The one that was chosen.
+    what : str
+        Its name in messages.
+    """
+
+    def __init__(self, algorithm: str, what: str, comm: Communicator, run: Run) -> None:
+        self.algorithm, self.what = algorithm, what
+        self._comm, self._run = comm, run
+
+    def __call__(self, what: Optional[str] = None) -> None:
+        """Make the collective, in place; collective, waits.
+
+        Parameters
+        ----------
+        what : str, optional
+            A name for this one time, the same on all ranks.
+
+        Raises
+        ------
+        StallError, CollectiveError
+            On the ranks that waited past the limit, for a rank that has left, or for one that
+            makes another collective. Nothing is to be trusted afterwards.
+        """
+        try:
+            with quiet():
+                self._run(what or self.what)
+        except BaseException:
+            self._comm.broken = True
+            raise
+
+
+def plan(
+    collective: str,
+    vectors: Any,
+    comm: Communicator,
+    *,
+    op: str = "sum",
+    root: int = 0,
+    algorithm: str = "auto",
+    what: Optional[str] = None,
+) -> Plan:
+    """Prepare a collective in place and check that all ranks bring the same; collective.
+
+    Parameters
+    ----------
+    collective : {'allreduce', 'broadcast', 'reduce_scatter', 'allgather'}
+        What a vector holds afterwards: the reduction of all vectors; the root's; the reduction in
+        the rank's own part (`part`) and nothing of use elsewhere; each rank's own part.
+    vectors : array or list of arrays, shape (n,)
+        This rank's vector, or one for each device of this process, all of which take part and
+        are written. Contiguous numpy or CuPy arrays of float16 (added up in float32), float32,
+        float64, int32 or int64.
+    comm : Communicator
+    op : {'sum', 'mean', 'min', 'max', 'weighted_mean'}, default 'sum'
+        Means divide by the number of vectors in all (integers are rounded down).
+        `weighted_mean`, of an allreduce: the vector's last two elements are a weight and a count
+        of errors. They are added up; everything before them is added up and divided by the sum of
+        the weights (zeros where it is 0).
+    root : int, default 0
+        Rank whose vector a broadcast takes.
+    algorithm : str, default 'auto'
+        One of `names`; one rank alone takes ``local``.
+    what : str, optional
+        Its name in messages; the collective's own unless given.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError
+        On all ranks: an argument that does not do on one of them, or ranks that bring different
+        ones; the message names ranks and what each brought.
+    CollectiveError
+        The communicator was freed, or an earlier collective failed.
+
+    Notes
+    -----
+    In place of shared memory that a machine lacks messages are used, with one warning.
+    """
+    what = what or ("an allreduce" if collective == "allreduce" else f"a {collective}")
+    group = list(vectors) if isinstance(vectors, (list, tuple)) else [vectors]
+    fault = _fault(collective, group, comm, op, root, algorithm)
+    mine: Dict[str, Any] = {"fault": fault}
+    if fault is None:
+        home = mapping_of(group[0])
+        mine = {
+            **mine,
+            "call": f"{collective}, op={op!r}, root={root}, algorithm={algorithm!r}",
+            "vectors": f"{group[0].dtype} of shape ({group[0].size},)",
+            "count": len(group),
+            "home": None if home is None else [home.number, home.locate(group[0])],
+            "choice": choose(collective, group[0].nbytes, comm),
+        }
+    everybody = comm.allgather(mine, f"the plan of {what}")
+    _check(what, everybody)
+    if comm.size == 1:
+        algorithm = "local"
+    elif algorithm == "auto":
+        algorithm = everybody[0]["choice"]
+    at_home = all(e["home"] == everybody[0]["home"] is not None for e in everybody)
+    task = Task(
+        group,
+        comm,
+        OPERATIONS[op],
+        count=sum(e["count"] for e in everybody),
+        root=root,
+        home=mapping_of(group[0]) if at_home else None,
+    )
+    if not group[0].size:
+        return Plan(algorithm, what, comm, announced(lambda task: lambda what: None)(task))
+    algorithm, run = _prepare(collective, algorithm, task)
+    return Plan(algorithm, what, comm, run)
+
+
+def shared_array(size: int, dtype: Any, comm: Communicator) -> np.ndarray:
+    """Make a vector of zeros in memory that the ranks of each machine share; collective.
+
+    Collectives need not copy what lies there. Several vectors may be slices of one.
+
+    Parameters
+    ----------
+    size : int
+        Elements, the same on all ranks.
+    dtype : dtype
+    comm : Communicator
+
+    Returns
+    -------
+    ndarray, shape (size,)
+        In private memory where a machine has no room: it has logged one warning.
+    """
+    dtype = np.dtype(dtype)
+    mapping = comm.share(size * dtype.itemsize)
+    if mapping is None:
+        return np.zeros(size, dtype)
+    return mapping.parts[mapping.own][: size * dtype.itemsize].view(dtype)
+
+
+def _fault(
+    collective: str, group: List[Any], comm: Communicator, op: str, root: int, algorithm: str
+) -> Optional[str]:
+    """What is wrong with this rank's arguments, in words."""
+    if collective not in COLLECTIVES:
+        return f"collective={collective!r} must be one of {', '.join(COLLECTIVES)}"
+    if op not in OPERATIONS:
+        return f"op={op!r} must be one of {', '.join(OPERATIONS)}"
+    if algorithm not in names(collective):
+        return f"algorithm={algorithm!r} must be one of {', '.join(names(collective))}"
+    if not 0 <= root < comm.size:
+        return f"root={root} must be a rank, 0 to {comm.size - 1}"
+    if not group:
+        return "vectors is an empty list; give one vector for each device"
+    for vector in group:
+        said = _fault_of(vector)
+        if said is not None:
+            return said
+    if len({(v.dtype.name, v.size) for v in group}) > 1:
+        kinds = ", ".join(f"{v.dtype} of shape ({v.size},)" for v in group)
+        return f"vectors must be of one type and length, got {kinds}"
+    if len({is_on_device(v) for v in group}) > 1:
+        return "vectors must all lie on GPUs or all in host memory"
+    if op == "weighted_mean" and (collective != "allreduce" or group[0].size < 2):
+        return f"op='weighted_mean' is for an allreduce of at least 2 elements, got a {collective}"
+    if algorithm in ("auto", "local"):
+        return None
+    if algorithm == "shared" and len(comm.nodes) > 1:
+        return (
+            f"algorithm='shared' is for the ranks of one machine, and these are on "
+            f"{len(comm.nodes)}; use 'hierarchical' or 'auto'"
+        )
+    wants_device = find(collective, algorithm).memory == "device"
+    if wants_device != is_on_device(group[0]):
+        there, here = ("GPUs", "host memory") if wants_device else ("host memory", "a GPU")
+        return f"algorithm={algorithm!r} is for vectors in {there}, and this one lies in {here}"
+    return None
+
+
+def _fault_of(vector: Any) -> Optional[str]:
+    if not isinstance(vector, np.ndarray) and not is_on_device(vector):
+        return f"array must be a numpy or CuPy array, got {type(vector).__name__}"
+    writeable = is_on_device(vector) or vector.flags.writeable
+    if vector.ndim != 1 or not vector.flags.c_contiguous or not writeable:
+        return (
+            f"array must be 1-d, contiguous and writeable, got shape {vector.shape}, "
+            f"strides {vector.strides}, writeable={writeable}"
+        )
+    if vector.dtype.name not in DTYPES or not vector.dtype.isnative:
+        return f"array must be of {', '.join(DTYPES)}, got {vector.dtype}"
+    return None
+
+
+def _check(what: str, everybody: Sequence[Dict[str, Any]]) -> None:
+    """Raise ValueError, on all ranks, for a fault of one of them or for a difference."""
+    faults = {r: e["fault"] for r, e in enumerate(everybody) if e["fault"] is not None}
+    if faults and len(everybody) == 1:
+        raise ValueError(faults[0])
+    if faults:
+        raise ValueError(f"{what}: {_by_rank(faults)}")
+    for aspect in ("call", "vectors"):
+        said = {r: e[aspect] for r, e in enumerate(everybody)}
+        if len(set(said.values())) > 1:
+            raise ValueError(
+                f"{what}: the ranks bring different ones: {_by_rank(said)}; all must bring the same"
+            )
+
+
+def _by_rank(said: Dict[int, str]) -> str:
+    texts = {text: [r for r in said if said[r] == text] for text in said.values()}
+    return "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in texts.items())
+
+
+def _prepare(collective: str, name: str, task: Task) -> Tuple[str, Run]:
+    """The algorithm that is taken in the end, and how to run it."""
+    algorithm, window = find(collective, name), None
+    if algorithm.memory == "node" and task.home is None:
+        window = task.comm.window(WINDOW_BYTES)
+        if window is None:
+            name = among_messages(collective, task.array.nbytes)
+            algorithm = find(collective, name)
+    prepare = algorithm.prepare
+    if window is not None:
+        prepare = staged(collective, prepare, window)
+    elif algorithm.memory != "node":
+        prepare = announced(prepare)
+    reduces = collective in REDUCTIONS
+    if task.array.dtype == np.float16 and reduces and not algorithm.half:
+        prepare = in_float32(prepare)
+    if len(task.vectors) > 1 and algorithm.memory != "device":
+        prepare = for_group(prepare, reduces)
+    return name, prepare(task)
