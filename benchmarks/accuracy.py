@@ -11,16 +11,14 @@ with Fashion-MNIST; `--set digits` takes scikit-learn's digits and one minute.
 import argparse
 import json
 import os
-import platform
-import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Dict, List
 
-import mxnet as mx
 import numpy as np
+from common import describe, write
 
 from gluon_esgd.data import load_images
 
@@ -90,20 +88,8 @@ def main() -> None:
         seconds = float(np.median([r["seconds"] for r in mine]))
         print(f"{name:<44}{accuracy:8.2%}{seconds:8.0f} s of training")
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps({**about(args.set), "rows": rows}, indent=1) + "\n")
-
-
-def about(which: str) -> Dict[str, Any]:
-    """Return what the figures belong to."""
-    return {
-        "command": shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]]),
-        "pictures": "digits" if which == "digits" else load_images().name,
-        "python": platform.python_version(),
-        "mxnet": mx.__version__,
-        "numpy": np.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
+        pictures = "digits" if args.set == "digits" else load_images().name
+        write(args.output, {**describe(), "pictures": pictures, "rows": rows})
 
 
 if __name__ == "__main__":

