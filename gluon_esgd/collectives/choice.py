@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from ..communicator import Communicator
+from .tuning import tuned
 
-__all__ = ["among_messages", "choose"]
+__all__ = ["among_messages", "choose", "default"]
 
 # Below this size a ring's messages are too short to fill the wire.
 _RING_FROM_BYTES = 1 << 20
 
 
 def choose(collective: str, nbytes: int, comm: Communicator) -> str:
-    """Return the algorithm for a vector of `nbytes` in host memory."""
+    """Return the algorithm for a vector of `nbytes` in host memory.
+
+    All ranks take the choice of rank 0, the only one that looks into the table of
+    ``gluon-esgd tune``.
+    """
+    measured = tuned(collective, nbytes, comm) if comm.rank == 0 < comm.size - 1 else None
+    return measured or default(collective, nbytes, comm)
+
+
+def default(collective: str, nbytes: int, comm: Communicator) -> str:
+    """Return the algorithm where nothing was measured."""
     if comm.size == 1:
         return "local"
     if len(comm.nodes) == 1:
