@@ -117,7 +117,7 @@ def plan(
             "vectors": f"{group[0].dtype} of shape ({group[0].size},)",
             "count": len(group),
             "home": None if home is None else [home.number, home.locate(group[0])],
-            "choice": choose(collective, group[0].nbytes, comm),
+            "choice": choose(collective, group[0].nbytes, comm) if algorithm == "auto" else None,
         }
     everybody = comm.allgather(mine, f"the plan of {what}")
     _check(what, everybody)
