@@ -7,6 +7,7 @@ import sys
 from typing import Optional, Sequence
 
 from .launch import arguments, doctor
+from .tune import command
 
 __all__ = ["main"]
 
@@ -25,6 +26,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     arguments.add_command(commands)
     doctor.add_command(commands)
+    command.add_command(commands)
     options = parser.parse_args(argv)
     return int(options.go(options))
 

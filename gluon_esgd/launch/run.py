@@ -25,8 +25,10 @@ __all__ = ["look_around", "run"]
 _STALL_ABORT_S = 600.0
 
 
-def run(spec: JobSpec) -> int:
+def run(spec: JobSpec, output: int = 1) -> int:
     """Run a job and return the exit code of the launcher; with `dry_run` only print it.
+
+    What the ranks print goes to the file descriptor `output`.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def run(spec: JobSpec) -> int:
     _make_job_dir(site.job_dir)
     print(f"gluon-esgd: job in {site.job_dir}", file=sys.stderr, flush=True)
     limit = spec.start_timeout_s or site.base.start_timeout_s
-    return Runner(processes, site.job_dir, spec.client_size, limit, os.environ).run()
+    return Runner(processes, site.job_dir, spec.client_size, limit, os.environ, output).run()
 
 
 def look_around(spec: JobSpec, environ: Mapping[str, str]) -> Site:

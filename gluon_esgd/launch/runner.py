@@ -43,6 +43,8 @@ class Runner:
         How long all ranks may take to report their start.
     environ : mapping of str to str
         The launcher's environment.
+    output : int, default 1
+        File descriptor that gets what the ranks print.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class Runner:
         client_size: int,
         start_timeout_s: float,
         environ: Mapping[str, str],
+        output: int = 1,
     ) -> None:
         self._processes, self._environ = processes, environ
         self._job_dir, self._client_size = job_dir, client_size
         self._start_timeout_s = start_timeout_s
         self._children: List[Child] = []
-        self._terminal = Terminal()
+        self._terminal = Terminal(output)
         self._selector = selectors.PollSelector()
         self._lines: Dict[int, bytes] = {}
         self._failure: Optional[Failure] = None
