@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-__all__ = ["describe", "versions", "write"]
+__all__ = ["ROOT", "command_line", "describe", "versions", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
