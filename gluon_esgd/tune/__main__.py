@@ -9,7 +9,7 @@ from typing import Optional, Sequence
 from ..topology import World, world
 from .measure import measure
 from .request import Request, add_arguments, request_from
-from .results import check_place, describe, merge, text, write
+from .results import check_place, describe, merge, text, told, write
 
 __all__ = ["main"]
 
@@ -36,7 +36,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     request = _request(options, here)
     if request is None:
         return 2
-    samples = measure(here.comm, request.sizes, request.limit_s, _say if here.is_main else _hush)
+    say = _say if here.is_main else _hush
+    try:
+        samples = measure(here.comm, request.sizes, request.limit_s, say)
+    except KeyboardInterrupt:
+        return 130
     if not here.is_main:
         return 0
     document = describe(samples, here.comm, _mpi_version())
@@ -47,7 +51,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 1
     if options.record is None:
         print(text(document), flush=True)
-        _say(f"wrote {request.output}")
+        _say(told(request.output))
     return 0
 
 

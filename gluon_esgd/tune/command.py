@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from ..launch.run import run
 from ..launch.spec import JobSpec
 from .request import START_S, Request, add_arguments, request_from
-from .results import check_place, merge, text, write
+from .results import check_place, merge, text, told, write
 
 __all__ = ["add_command", "tune"]
 
@@ -77,7 +77,7 @@ def tune(request: Request, mpiexec: Optional[str] = None) -> int:
             measured = json.loads((folder / _RECORD).read_text())
             write(request.output, merge(request.output, measured))
             print(text(measured), flush=True)
-            print(f"gluon-esgd tune: wrote {request.output}", file=sys.stderr)
+            print(f"gluon-esgd tune: {told(request.output)}", file=sys.stderr)
     finally:
         if code in (0, *_ENDED):  # else there are logs to be read
             shutil.rmtree(folder)

@@ -13,7 +13,7 @@ from ..collectives.registry import COLLECTIVES
 from ..collectives.tuning import serves
 from ..communicator import Communicator
 
-__all__ = ["SIZES", "Samples", "measure"]
+__all__ = ["SIZES", "Samples", "measure", "size_text"]
 
 # collective -> bytes -> algorithm -> microseconds, one for each round
 Samples = Dict[str, Dict[int, Dict[str, List[float]]]]
@@ -46,19 +46,23 @@ def measure(
         For each collective, size and algorithm the times in microseconds until the last rank had
         it, by round; the same on all ranks.
     """
-    start = time.monotonic()
-    sizes = _that_fit(sorted(set(sizes)), comm)
-    vector = shared_array(sizes[-1] // 4, np.float32, comm)
-    cells: List[_Cell] = []
-    row_s, last = 0.0, sizes[0]
-    for nbytes in sizes:
-        expected_s, row_start = row_s * nbytes / last, time.monotonic()
-        if cells and not _agreed(expected_s < limit_s - (row_start - start), comm):
-            break
-        cells += [_Cell(collective, vector[: nbytes // 4], comm) for collective in COLLECTIVES]
-        row_s, last = time.monotonic() - row_start, nbytes
-    _rounds(cells, comm, start + limit_s, say)
+    end = time.monotonic() + limit_s
+    fitting = _that_fit(sorted(set(sizes)), comm)
+    cells = _cells(fitting, comm, end)
+    largest = cells[-1].nbytes
+    if largest < max(sizes):
+        lacking = "time" if largest < fitting[-1] else "room in /dev/shm"
+        say(f"not enough {lacking} for vectors above {size_text(largest)}")
+    _rounds(cells, comm, end, say)
     return _of_the_last_rank(cells, comm)
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size as people write it: 64K, 16M."""
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit}{name}"
+    return str(nbytes)
 
 
 class _Cell:
@@ -101,6 +105,20 @@ class _Cell:
         for _ in range(repetitions):
             run()
         return (time.perf_counter() - start) / repetitions
+
+
+def _cells(sizes: Sequence[int], comm: Communicator, end: float) -> List[_Cell]:
+    """Make and measure all once, in the order of sizes, as far as time suffices."""
+    vector = shared_array(sizes[-1] // 4, np.float32, comm)
+    cells: List[_Cell] = []
+    for nbytes in sizes:
+        row = cells[-len(COLLECTIVES) :]
+        # Each is run twice, and takes at most so many times as long as it is longer.
+        expected_s = sum(2 * cell.seconds * nbytes / cell.nbytes for cell in row)
+        if not _agreed(not row or time.monotonic() + expected_s < end, comm):
+            break
+        cells += [_Cell(collective, vector[: nbytes // 4], comm) for collective in COLLECTIVES]
+    return cells
 
 
 def _able(collective: str, comm: Communicator) -> List[str]:

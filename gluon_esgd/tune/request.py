@@ -11,8 +11,7 @@ from typing import Callable, List, Optional, Tuple, TypeVar
 from ..collectives.tuning import own_path
 from ..errors import raise_faults
 from ..settings import read
-from .measure import SIZES
-from .results import size_text
+from .measure import SIZES, size_text
 
 __all__ = ["Request", "add_arguments", "request_from"]
 

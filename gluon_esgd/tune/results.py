@@ -14,9 +14,10 @@ from statistics import median
 from typing import Any, Dict, List, Optional
 
 from ..collectives.choice import default
-from ..collectives.tuning import VERSION, load, shape_of
+from ..collectives.tuning import VERSION, load, own_path, shape_of
 from ..communicator import Communicator
-from .measure import Samples
+from ..settings import PREFIX, read
+from .measure import Samples, size_text
 
 __all__ = [
     "check_place",
@@ -24,8 +25,8 @@ __all__ = [
     "describe",
     "fastest",
     "merge",
-    "size_text",
     "text",
+    "told",
     "write",
 ]
 
@@ -142,14 +143,6 @@ def _number(value: Optional[float], chosen: bool) -> str:
     return f"{shown:>12}{' *' if chosen else '  '}"
 
 
-def size_text(nbytes: int) -> str:
-    """Return a size as people write it: 64K, 16M."""
-    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
-        if nbytes % unit == 0:
-            return f"{nbytes // unit}{name}"
-    return str(nbytes)
-
-
 def merge(path: str, new: Document) -> Document:
     """Return `new` together with the other shapes of the table in `path`, if that is a good one."""
     try:
@@ -171,12 +164,24 @@ def check_place(path: str) -> None:
     OSError
         It cannot.
     """
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"{path} is a folder; give the name of a file")
-    folder = os.path.dirname(os.path.realpath(path))
-    os.makedirs(folder, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{folder} is not writable; give another file with --output")
+    folder, fault = os.path.dirname(os.path.realpath(path)), None
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        fault = f"{folder}: {error.strerror}"
+    if fault is None and os.path.isdir(path):
+        fault = "it is a folder"
+    if fault is None and not os.access(folder, os.W_OK | os.X_OK):
+        fault = f"the folder {folder} is not writable"
+    if fault is not None:
+        raise OSError(f"{path} cannot be written: {fault}; give another file with --output")
+
+
+def told(path: str) -> str:
+    """Return what to say when the table was written to `path`."""
+    if os.path.realpath(path) == os.path.realpath(read().tuning or own_path()):
+        return f"wrote {path}"
+    return f"wrote {path}; auto follows it where {PREFIX}TUNING={path} is set"
 
 
 def write(path: str, document: Document) -> None:
