@@ -1,10 +1,12 @@
-"""Waits have limits and say who is missing; no MPI needed to see it."""
+"""Waits have limits, say who is missing, and leave the core to others."""
 
 from __future__ import annotations
 
 import logging
+import mmap
+import threading
 import time
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from gluon_esgd.communicator import Communicator, Limits, wait_until
 from gluon_esgd.errors import CollectiveError, StallError
 from gluon_esgd.roll_call import RollCall
+
+from .pool import Pools, Shape
 
 
 def _nothing() -> None:
@@ -161,6 +165,172 @@ def test_ranks_that_wait_for_each_other_in_two_places_are_out_of_step() -> None:
     main[1].enter("the end", idle=True)
     with pytest.raises(CollectiveError, match="rank 0 is in gradient bucket 0, rank 1 in the end"):
         comm.wait([never], "gradient bucket 0")
+
+
+def test_ranks_are_together_where_all_have_come_as_far() -> None:
+    rolls = _rolls()
+    assert all(roll.together() for roll in rolls), "nobody has gone anywhere"
+    rolls[0].advance()
+    assert not rolls[0].together() and rolls[1].together() and rolls[2].together()
+    rolls[1].advance()
+    assert not rolls[0].together() and not rolls[1].together()
+    rolls[2].advance()
+    assert all(roll.together() for roll in rolls)
+    rolls[1].advance()  # who is ahead is there too
+    assert rolls[0].together() and not rolls[1].together() and rolls[2].together()
+
+
+def test_who_has_not_come_to_a_meeting_inside_a_collective_is_missing() -> None:
+    rolls = _rolls()
+    for roll in rolls:
+        roll.enter("a step")
+    assert rolls[0].missing() == []
+    rolls[0].advance()
+    rolls[2].advance()
+    assert rolls[0].missing() == [1] and rolls[1].missing() == []
+    rolls[1].leave()
+    assert rolls[0].gone() == [1]
+
+
+def test_ranks_are_alike_where_all_have_come_to_the_same() -> None:
+    rolls = _rolls()
+    for number in range(20):  # beyond the names that are kept
+        for roll in rolls:
+            roll.enter(f"step {number}")
+        assert all(roll.alike() for roll in rolls)
+    for roll, name in zip(rolls, ("a step", "a center", "a step")):
+        roll.enter(name)
+    assert not any(roll.alike() for roll in rolls)
+    assert rolls[0].others() == {1: "a center"}
+    for roll in rolls:
+        roll.enter("a step")
+    assert all(roll.alike() for roll in rolls), "each collective is compared for itself"
+
+
+def test_long_names_are_cut_and_compared_by_what_is_kept() -> None:
+    rolls = _rolls(2)
+    for roll, end in zip(rolls, "ab"):
+        roll.enter("x" * 500 + end)
+    assert rolls[0].alike() and rolls[0].others() == {}
+    for roll, name in zip(rolls, ("ü" * 200, "short")):
+        roll.enter(name)
+    assert not rolls[0].alike() and rolls[0].others() == {1: "short"}
+
+
+def _pair(**limits: Any) -> Tuple[Communicator, RollCall]:
+    """Rank 0 of two on one machine, and what rank 1 writes."""
+    mine, other = _rolls(2)
+    never = _Never()
+    never.size = 2
+    return Communicator(never, mine, Limits(**limits), nodes=[[0, 1]]), other
+
+
+def test_a_meeting_is_over_when_the_others_have_come() -> None:
+    comm, other = _pair(abort_s=0.3)
+    other.enter("a test")
+    other.advance()
+    comm.arrive("a test")
+    with pytest.raises(StallError, match=r"rank 0 of 2 waits in a test; on this node rank\(s\) "):
+        comm.meet("a test")
+    assert comm.broken
+
+
+def test_a_meeting_of_ranks_in_different_collectives_is_an_error() -> None:
+    comm, other = _pair(abort_s=30)
+    other.enter("the end")
+    other.advance()
+    with pytest.raises(CollectiveError, match="rank 0 is in a test, rank 1 in the end"):
+        comm.arrive("a test")
+    assert comm.broken
+    with pytest.raises(CollectiveError, match="rank 0: an earlier collective failed"):
+        comm.arrive("a test")
+
+
+def test_one_rank_of_a_machine_meets_nobody() -> None:
+    comm = Communicator(limits=Limits(abort_s=0.1))
+    comm.arrive("a test")
+    comm.meet("a test")
+    assert (comm.local_size, comm.nodes, comm.peers) == (1, [[0]], None)
+
+
+def test_one_rank_shares_memory_with_itself() -> None:
+    comm = Communicator()
+    first, second = comm.share(10), comm.share(2 * mmap.PAGESIZE)
+    assert first is not None and second is not None
+    assert [len(part) for part in first.parts] == [mmap.PAGESIZE]
+    assert [len(part) for part in second.parts] == [2 * mmap.PAGESIZE]
+    assert first.own == second.own == 0 and first.number != second.number
+    first.parts[0][:] = 1
+    assert first.parts[0].all() and not second.parts[0].any()
+    nothing = comm.share(0)
+    assert nothing is not None and len(nothing.parts[0]) == mmap.PAGESIZE
+
+
+def test_a_communicator_has_one_window() -> None:
+    comm = Communicator()
+    assert comm.window(100) is comm.window(100) is not None
+
+
+def test_a_rank_that_spins_keeps_its_core() -> None:
+    end = time.monotonic() + 0.3
+    used = time.thread_time()
+    wait_until(lambda: time.monotonic() > end, Limits(spin=True), str, _nothing)
+    assert time.thread_time() - used > 0.1
+
+
+def _wait_for_a_late_rank(seconds: float, algorithm: str) -> Tuple[float, float]:
+    """How long this rank was in a collective to which the last one comes late, and its core."""
+    from gluon_esgd import world
+    from gluon_esgd.collectives import plan
+
+    comm = world().comm
+    made = plan("allreduce", np.ones(1000, np.float32), comm, algorithm=algorithm)
+    made()
+    if comm.rank == comm.size - 1:
+        threading.Event().wait(seconds)
+    start, used = time.monotonic(), time.process_time()
+    made()
+    return time.monotonic() - start, time.process_time() - used
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("wait", ["back-off", "spin"])
+@pytest.mark.parametrize("algorithm", ["shared", "library", "ring"])
+def test_waiting_takes_a_core_only_where_asked_for(pools: Pools, wait: str, algorithm: str) -> None:
+    pool = pools.get(Shape(2, settings=(("GLUON_ESGD_WAIT", wait),)))
+    waited, used = pool.run(_wait_for_a_late_rank, 1.0, algorithm)[0]
+    assert waited > 0.9
+    if wait == "spin":
+        assert used > 0.4 * waited
+    else:
+        assert used < 0.25 * waited
+
+
+def _long_wait() -> List[str]:
+    """What is logged on this rank while the last one is late."""
+    from gluon_esgd import world
+
+    said: List[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("gluon_esgd.communicator")
+    logger.addHandler(handler)
+    try:
+        _wait_for_a_late_rank(1.5, "shared")
+        world().comm.barrier("another test")
+    finally:
+        logger.removeHandler(handler)
+    return said
+
+
+@pytest.mark.mpi
+def test_a_wait_that_ends_well_is_reported_once_behind_the_limit(pools: Pools) -> None:
+    pool = pools.get(Shape(3, settings=(("GLUON_ESGD_STALL_WARNING_S", "0.5"),)))
+    missing = "of 3 waits in an allreduce; on this node rank(s) [2] have not come to it; waited"
+    *waiting, last = pool.run(_long_wait)
+    assert last == []
+    for rank, said in enumerate(waiting):
+        assert len(said) == 1 and f"rank {rank} {missing}" in said[0]
 
 
 def test_one_rank_needs_no_mpi() -> None:
