@@ -138,7 +138,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Dict[str
     if args.ranks * args.vectors < 2:
         more = ", or 1 with --vectors of at least 2" if device else ""
         parser.error(f"argument --ranks: {args.ranks} must be at least 2{more}")
-    fits = own.fitting(args.memory, len(args.nodes or [1]))
+    fits = own.fitting(args.memory, args.ranks, len(args.nodes or [1]))
     args.algorithms = among(parser, "--algorithms", args.algorithms, fits, "fit here")
     about = interpreter(parser, args)
     if device and about["no_gpu"]:

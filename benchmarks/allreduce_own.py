@@ -2,11 +2,11 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, List, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from gluon_esgd.collectives import allreduce, plan, shared_array
+from gluon_esgd.collectives import Plan, allreduce, plan, shared_array
 from gluon_esgd.collectives.registry import find, names
 
 __all__ = ["Contestant", "fitting", "limits", "on_devices", "own", "packing"]
@@ -38,16 +38,22 @@ class Contestant:
     vectors: List[Any]
     turn: Callable[[], ContextManager] = nullcontext
 
+    @property
+    def took(self) -> Optional[str]:
+        """The algorithm that a prepared plan has taken."""
+        return self.run.algorithm if isinstance(self.run, Plan) else None
 
-def fitting(memory: str, num_nodes: int) -> List[str]:
-    """Return the contestants of this library for vectors in `memory` on so many nodes.
+
+def fitting(memory: str, ranks: int, num_nodes: int) -> List[str]:
+    """Return the contestants of this library for vectors in `memory`.
 
     Besides registered names: ``once`` is the checked form `allreduce`, and ``staged`` is
     ``shared`` with a vector in private memory.
     """
     known = [n for n in names("allreduce") if n not in ("auto", "local")]
     if memory == "device":
-        return ["auto", "ring", *(n for n in known if find("allreduce", n).memory == "device")]
+        known = [n for n in known if find("allreduce", n).memory == "device"]
+        return ["auto", *known, *(["ring"] if ranks > 1 else [])]
     known = [n for n in known if find("allreduce", n).memory != "device"]
     if num_nodes > 1:
         return ["auto", "once", *(n for n in known if n != "shared")]

@@ -41,13 +41,14 @@ def figures(rows: List[Row], vectors: int) -> List[Row]:
     """Add to the rows what follows from their times: `vectors` take part in each allreduce.
 
     GB/s are 10^9 bytes a second. As nccl-tests defines them, algbw is size / time and busbw is
-    algbw x 2 (n - 1) / n; for limits too, so that ratios between rows hold.
+    algbw x 2 (n - 1) / n; for a copy too, so that ratios between rows hold.
     """
     made = []
     for row in rows:
         low, median, high = np.percentile(row["rounds_us"], [25, 50, 75])
         algbw = row["bytes"] / median / 1e3
-        busbw = algbw * 2 * (vectors - 1) / vectors
+        packing = row["contestant"] == "packing"
+        busbw = None if packing else algbw * 2 * (vectors - 1) / vectors
         times = {"median_us": median, "quartiles_us": [low, high], "algbw": algbw, "busbw": busbw}
         made.append({**row, **times})
     for row in made:
@@ -98,9 +99,9 @@ def _table(result: Dict[str, Any], nbytes: int) -> Iterator[str]:
         low, high = row["quartiles_us"]
         spread = f"{low:,.1f}..{high:,.1f}"
         line = f"{_label(row):<26}{row['median_us']:>12,.1f}{spread:>22}"
-        line += f"{row['algbw']:>9.2f}{row['busbw']:>9.2f}"
-        line += "" if device else f"{_factor(row['x_mpi_allreduce']):>9}"
-        line += f"{_factor(row['x_copy']):>9}"
+        line += f"{row['algbw']:>9.2f}{_figure(row['busbw']):>9}"
+        line += "" if device else f"{_figure(row['x_mpi_allreduce']):>9}"
+        line += f"{_figure(row['x_copy']):>9}"
         if device:  # at least: each vector is read once and written once
             line += f"{2 * result['vectors'] * row['algbw']:>12.1f}"
         yield line
@@ -147,11 +148,13 @@ def _ratio(rows: List[Row], ours: str, other: str, nbytes: int) -> Optional[floa
 
 
 def _label(row: Row) -> str:
-    return LABELS.get(row["contestant"], row["contestant"])
+    name, took = row["contestant"], row["took"]
+    other = took not in (None, name) and (name, took) != ("staged", "shared")
+    return LABELS.get(name, name) + (f": {took}" if other else "")
 
 
-def _factor(ratio: Optional[float]) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
+def _figure(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _size(nbytes: float) -> str:
@@ -179,7 +182,7 @@ def plot(result: Dict[str, Any], path: Path) -> None:
     for name, style in _styles(rows):
         mine = [row for row in rows if row["contestant"] == name]
         sizes, speeds = [r["bytes"] for r in mine], [r["busbw"] for r in mine]
-        axes.loglog(sizes, speeds, label=_label(mine[0]), **style)
+        axes.loglog(sizes, speeds, label=_label({**mine[0], "took": None}), **style)
     ticks = sorted({row["bytes"] for row in rows})
     axes.set_xticks(ticks, [_size(t) for t in ticks])
     axes.minorticks_off()
