@@ -113,9 +113,9 @@ def _targets(result: Dict[str, Any]) -> Iterator[str]:
         ratio = _ratio(rows, ours, other, nbytes)
         if ranks == result["ranks"] and result["memory"] == "host" and ratio is not None:
             yield f"{ours} / {LABELS.get(other, other)} at {_size(nbytes)}: {_told(ratio, target)}"
-    ours, other = (_find(rows, name, SMALL) for name in ("auto", "mpi_allreduce"))
-    if ours and other and result["ranks"] == 2:
-        more = ours["median_us"] - other["median_us"]
+    auto, mpi = (_find(rows, name, SMALL) for name in ("auto", "mpi_allreduce"))
+    if auto and mpi and result["ranks"] == 2:
+        more = auto["median_us"] - mpi["median_us"]
         yield (
             f"auto - MPI_Allreduce at {_size(SMALL)}: {more:+.1f} us "
             f"(target at most {SMALL_EXTRA_US:+.1f})"
@@ -148,9 +148,10 @@ def _ratio(rows: List[Row], ours: str, other: str, nbytes: int) -> Optional[floa
 
 
 def _label(row: Row) -> str:
-    name, took = row["contestant"], row["took"]
-    other = took not in (None, name) and (name, took) != ("staged", "shared")
-    return LABELS.get(name, name) + (f": {took}" if other else "")
+    name: str = row["contestant"]
+    took = row["took"] or name
+    as_named = took == name or (name, took) == ("staged", "shared")
+    return LABELS.get(name, name) + ("" if as_named else f": {took}")
 
 
 def _figure(value: Optional[float]) -> str:
