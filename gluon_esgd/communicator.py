@@ -24,12 +24,13 @@ __all__ = ["Communicator", "Limits", "wait_until"]
 
 _log = logging.getLogger(__name__)
 
+_POLLS = 10  # so often a rank looks for others at a meeting point before it yields its core
 _SPIN_S = 100e-6  # about one hand-over between cores; a sleep costs as much
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 500e-6
 _LOOK_EVERY_S = 0.2  # how often a waiting rank looks whether another one has left
 
 
-# There the stores of one core are seen by the others in their order; elsewhere MPI has to see to it.
+# There other cores see the stores of one in their order; elsewhere MPI has to see to it.
 _STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
@@ -176,12 +177,13 @@ class Communicator:
             return not pending
 
         try:
-            self._wait_until(done, what)
+            self.wait_for(done, what)
         except BaseException:
             self._abandoned += requests  # MPI may still write into their buffers
             raise
 
-    def _wait_until(self, done: Callable[[], Any], what: str) -> None:
+    def wait_for(self, done: Callable[[], Any], what: str) -> None:
+        """Ask `done` until it is true, within the limits; it belongs to the collective `what`."""
         try:
             wait_until(done, self.limits, lambda: self._report(what), lambda: self._look(what))
         except BaseException:
@@ -207,8 +209,10 @@ class Communicator:
         roll_call = self._roll_call
         assert roll_call is not None
         roll_call.advance()
-        if not roll_call.together():
-            self._wait_until(roll_call.together, what)
+        for _ in range(_POLLS):
+            if roll_call.together():
+                return
+        self.wait_for(roll_call.together, what)
 
     def _report(self, what: str) -> str:
         present, missing = f"{self.called} waits in {what}", []
@@ -296,8 +300,8 @@ class Communicator:
         elif self.local_rank == 0 and not self._told_no_memory:
             self._told_no_memory = True
             _log.warning(
-                "no shared memory in /dev/shm: %s; collectives go through messages instead, which is slower; "
-                "make /dev/shm larger (mount -o remount,size=..., docker run --shm-size=...)",
+                "no shared memory in /dev/shm: %s; collectives go through messages instead, which "
+                "is slower; make it larger (mount -o remount,size=..., docker run --shm-size=...)",
                 next(f for f in faults if f),
             )
         if file >= 0:

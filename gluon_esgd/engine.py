@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
-__all__ = ["Lane", "lane", "view", "wait_to_write"]
+__all__ = ["Lane", "exchange", "lane", "move", "view", "wait_to_write"]
 
 _CPU = 1
 _PRIORITIZED = 3  # a thread pool of its own, so that compute threads are not blocked
@@ -96,6 +96,35 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
     memory = (_CTYPES[dtype] * array.size).from_address(pointer.value or 0)
     memory.owner = array  # the view keeps the array alive
     return np.frombuffer(memory, dtype)
+
+
+def exchange(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:
+    """Let two arrays of one shape and type change their memory; the objects stay who they are."""
+    one.handle, other.handle = other.handle, one.handle
+
+
+def move(array: mx.nd.NDArray, memory: np.ndarray) -> mx.nd.NDArray:
+    """Let a CPU `array` live in `memory` from now on, with its values; does not wait.
+
+    The object stays the same, so whoever holds it goes on seeing its values; what was derived from
+    it before (slices, other shapes) and autograd's marks know only the old memory.
+
+    Parameters
+    ----------
+    array : NDArray
+    memory : ndarray
+        Contiguous, of the array's type and size; kept alive as long as `array` lives there.
+
+    Returns
+    -------
+    NDArray
+        What has the old memory now.
+    """
+    # from_numpy makes what it is given read-only: a view of its own.
+    there = mx.nd.from_numpy(memory.reshape(array.shape).view(), zero_copy=True)
+    array.copyto(there)
+    exchange(array, there)
+    return there
 
 
 def wait_to_write(array: mx.nd.NDArray) -> None:

@@ -21,8 +21,6 @@ class Mapping(mmap.mmap):
     ----------
     number : int
         Which of its communicator's mappings it is, the same on all ranks.
-    parts : list of ndarray of uint8
-        Each local rank's part, by local rank, all of one length.
     own : int
         Which part is this rank's.
     """
@@ -32,6 +30,7 @@ class Mapping(mmap.mmap):
 
     @property
     def parts(self) -> List[np.ndarray]:
+        """Each rank's part, by local rank."""
         length = len(self) // self._count
         return [np.frombuffer(self, np.uint8, length, k * length) for k in range(self._count)]
 
@@ -45,7 +44,7 @@ class Mapping(mmap.mmap):
         return made
 
     def locate(self, array: np.ndarray) -> Optional[int]:
-        """Return how many bytes behind the start of the own part `array` begins; None: not in it."""
+        """Return how many bytes into the own part `array` begins; None: not in it."""
         mine = self.parts[self.own]
         offset = array.ctypes.data - mine.ctypes.data
         return offset if 0 <= offset <= mine.nbytes - array.nbytes else None

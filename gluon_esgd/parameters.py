@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import weakref
 from typing import Any, Callable, Dict, List, Sequence
 
 import mxnet as mx
@@ -41,27 +41,46 @@ def check_alike(params: Sequence[Parameter], comm: Communicator) -> None:
     agree(comm, "parameter", [describe(p) for p in params])
 
 
-def follow_leader(params: Sequence[Parameter], comm: Communicator) -> None:
+def follow_leader(
+    params: Sequence[Parameter], comm: Communicator, after: Callable[[], None]
+) -> None:
     """Let all ranks start from the leader's values; collective.
 
     Initialized parameters take them now, the others when they are initialized:
     at the first forward pass, which every rank makes.
+
+    Parameters
+    ----------
+    params : sequence of Parameter
+    comm : Communicator
+    after : method
+        Called whenever one of them has been initialized; not kept alive.
     """
     ready = [p for p in params if p._data is not None]
     broadcast(ready, comm)
     for param in params:
         # A parameter of two trainers is wrapped once.
-        if not hasattr(param._init_impl, "func"):
-            param._init_impl = functools.partial(_init_from_leader, param, comm, param._init_impl)
+        if not isinstance(param._init_impl, _FromLeader):
+            param._init_impl = _FromLeader(param, comm)
+        param._init_impl.after.append(weakref.WeakMethod(after))
 
 
-def _init_from_leader(
-    param: Parameter, comm: Communicator, init: Callable, data: mx.nd.NDArray, ctx_list: Any
-) -> None:
-    agree(comm, "parameter", [[param.name, list(data.shape), np.dtype(data.dtype).name]])
-    host = data.asnumpy()
-    comm.broadcast(_bytes(host), f"the broadcast of {param.name}")
-    init(mx.nd.array(host, dtype=host.dtype), ctx_list)
+class _FromLeader:
+    """In place of a parameter's ``_init_impl``: the leader's value, on all ranks."""
+
+    def __init__(self, param: Parameter, comm: Communicator) -> None:
+        self._param, self._comm, self._init = param, comm, param._init_impl
+        self.after: List[Any] = []
+
+    def __call__(self, data: mx.nd.NDArray, ctx_list: Any) -> None:
+        param, comm = self._param, self._comm
+        agree(comm, "parameter", [[param.name, list(data.shape), np.dtype(data.dtype).name]])
+        host = data.asnumpy()
+        comm.broadcast(_bytes(host), f"the broadcast of {param.name}")
+        self._init(mx.nd.array(host, dtype=host.dtype), ctx_list)
+        for method in [reference() for reference in self.after]:
+            if method is not None:
+                method()
 
 
 def broadcast(params: Sequence[Parameter], comm: Communicator) -> None:
@@ -77,8 +96,10 @@ def broadcast(params: Sequence[Parameter], comm: Communicator) -> None:
     for param, host in zip(params, hosts):
         _bytes(host)[:] = flat[start : start + host.nbytes]
         start += host.nbytes
+        value = mx.nd.array(host, dtype=host.dtype)
         for array in param.list_data():
-            array[:] = host
+            # From numpy it would fail where oneDNN has laid the weight out anew.
+            value.copyto(array)
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

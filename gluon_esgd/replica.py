@@ -11,7 +11,7 @@ from mxnet.gluon import Parameter
 from .collectives import agree, names
 from .counters import Counters
 from .exchange import CenterExchange
-from .gradients import GradientReducer, bucket_sizes
+from .gradients import GradientReducer
 from .job import Job
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
 from .policy import Policy
@@ -70,10 +70,9 @@ class Replica:
         check_alike(params, world.control)
         agree(world.control, "setting", _settings(policy, world.settings))
         name = job.claim(policy.rule)
-        if world.size > 1:
-            follow_leader(params, world.control)
         self._reducer: Optional[GradientReducer] = None
         self._reduced: List[Parameter] = []
+        self._round_sizes: List[int] = []
         self._step = 0
         self._started = False
         self._drop_gradient = False
@@ -82,6 +81,8 @@ class Replica:
         self._exchange: Optional[CenterExchange] = None
         if policy.has_center:
             self._exchange = CenterExchange(world, job.lane, link, name, policy, counters)
+        follow_leader(params, world.control, self._house_gradients)
+        self._house_gradients()
 
     def prepare(self) -> None:
         """Raise what an earlier step met in the engine; at the first call, start together."""
@@ -127,28 +128,44 @@ class Replica:
     def _trainable(self) -> List[Parameter]:
         return [p for p in self._params if p.grad_req != "null"]
 
+    def _house_gradients(self) -> None:
+        """Let gradients live in buckets from before the first backward pass; collective.
+
+        Called again when parameters are initialized anew.
+        """
+        if all(p._data is not None for p in self._params):
+            self._make_reducer(self._trainable())
+            assert self._reducer is not None
+            self._reducer.house()
+
+    def _make_reducer(self, trainable: List[Parameter]) -> None:
+        if self._reducer is not None and trainable == self._reduced:
+            return
+        world, self._reduced = self._world, trainable
+        between = self._exchange is None and world.num_clients > 1
+        self._reducer = GradientReducer(
+            trainable,
+            world.comm,
+            self._job.lane,
+            self._counters,
+            world.settings,
+            between=self._rounds.sum_bucket if between else None,
+        )
+
     def _current_reducer(self) -> GradientReducer:
         """The reducer for what has gradients now; collective when that has changed."""
         trainable = self._trainable()
-        if self._reducer is None or trainable != self._reduced:
-            world = self._world
-            check_alike(trainable, world.control)
-            between = self._exchange is None and world.num_clients > 1
-            if between:
-                self._job.lane.wait()
-                buckets = bucket_sizes(trainable, world.settings.bucket_bytes)
-                if buckets:
-                    world.on_leader(lambda: self._rounds.lay(buckets))
-            self._reduced = trainable
-            self._reducer = GradientReducer(
-                trainable,
-                world.comm,
-                self._job.lane,
-                self._counters,
-                world.settings,
-                between=self._rounds.sum_bucket if between else None,
-            )
-        return self._reducer
+        if trainable != self._reduced:
+            check_alike(trainable, self._world.control)
+        self._make_reducer(trainable)
+        reducer = self._reducer
+        assert reducer is not None
+        if reducer.between is not None and reducer.sizes != self._round_sizes:
+            self._round_sizes = sizes = reducer.sizes
+            self._job.lane.wait()
+            if sizes:
+                self._world.on_leader(lambda: self._rounds.lay(sizes))
+        return reducer
 
     def reduce(self, samples: float, ignore_stale_grad: bool) -> bool:
         """Push the collectives that make gradients means over the samples of all ranks.

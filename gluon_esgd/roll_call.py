@@ -61,8 +61,8 @@ class RollCall:
     def __init__(self, rows: np.ndarray, ranks: Sequence[int], row: int) -> None:
         self._rows, self._ranks, self._row = rows, list(ranks), row
         # numpy takes a microsecond for what a memoryview does in thirty nanoseconds.
-        self._cells = memoryview(rows.view(np.int64))
-        self._names = memoryview(rows.view(np.uint8))[row * _ROW.itemsize + _NAMES :]
+        self._cells = rows.view(np.int64).data
+        self._names = rows.view(np.uint8).data[row * _ROW.itemsize + _NAMES :]
         self._base = row * _CELLS
         self._others = [k * _CELLS for k in range(len(self._ranks)) if k != row]
 
@@ -83,12 +83,12 @@ class RollCall:
             file, path = create_anywhere(node.size * _ROW.itemsize)
         path = node.bcast(path)
         if node.rank != 0:
-            file = os.open(path, os.O_RDWR)  # type: ignore[arg-type]
+            file = os.open(path, os.O_RDWR)
         memory = Mapping.over(file, _ROW.itemsize, node.size, node.rank)
         os.close(file)
         node.Barrier()
         if node.rank == 0:
-            os.unlink(path)  # type: ignore[arg-type]
+            os.unlink(path)
         return cls(cls.table(node.size, memory), node.allgather(rank), node.rank)
 
     def enter(self, what: str, idle: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .agreement import agree
 from .buckets import Span, pack_order
 from .calls import allgather, allreduce, broadcast, reduce_scatter
+from .operations import divide_by_weight
 from .parts import part
 from .plan import Plan, plan, shared_array
 from .registry import names, register
@@ -16,6 +17,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "divide_by_weight",
     "names",
     "pack_order",
     "part",

@@ -24,11 +24,10 @@ def allreduce(task: Task) -> Run:
     """Reduce in the machine, between machines, and write in the machine."""
     if len(task.comm.nodes) == 1:
         return shared.allreduce(task)
-    comm, op, vectors = task.comm, task.op, task.on_node()
+    comm, peers, op, vectors = task.comm, task.comm.peers, task.op, task.on_node()
     end, array = task.array.size - op.tail, task.array
     tails = [vector[end:] for vector in vectors]
-    owns = comm.peers is not None
-    if owns:
+    if peers is not None:
         owners = min(len(ranks) for ranks in comm.nodes)
         span = part(end, comm.local_rank, owners)
         length = span.stop - span.start
@@ -36,23 +35,23 @@ def allreduce(task: Task) -> Run:
         buffer = np.empty(length + op.tail, accumulator(array.dtype))
         parts = [vector[span] for vector in vectors]
         reduction = shared.Reduction(parts, op.bare, [buffer[:length]])
-        ring = Ring(buffer, comm.peers, op)
+        ring = Ring(buffer, peers, op)
 
     def run(what: str) -> None:
         comm.arrive(what)
-        if owns:
+        if peers is not None:
             reduction.run(None)
             buffer[length:] = sum(tails)
-            before = comm.peers.sent_bytes
+            before = peers.sent_bytes
             ring.reduce_scatter(what)
             ring.allgather(what)
-            comm.sent_bytes += comm.peers.sent_bytes - before
+            comm.sent_bytes += peers.sent_bytes - before
             op.finish(buffer, task.count)
             for part_ in parts:
                 np.copyto(part_, buffer[:length], casting="same_kind")
         comm.meet(what)
         if op.tail:  # only now has everybody read it
-            if owns:
+            if peers is not None:
                 array[end:] = buffer[length:]
             comm.meet(what)
             array[end:] = tails[0]

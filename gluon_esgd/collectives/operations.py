@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Iterator, Optional
+from functools import partial
+from typing import Any, Callable, Optional
 
 import numpy as np
 
-__all__ = ["DTYPES", "OPERATIONS", "Operation", "accumulator", "quiet"]
+__all__ = ["DTYPES", "OPERATIONS", "Operation", "accumulator", "divide_by_weight", "silence"]
 
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 
@@ -85,6 +85,11 @@ OPERATIONS = {
 }
 
 
+def divide_by_weight(array: Any) -> None:
+    """Finish a `weighted_mean` whose sums were made elsewhere; in place, on this rank alone."""
+    OPERATIONS["weighted_mean"].finish(array, 0)
+
+
 def accumulator(dtype: Any) -> np.dtype:
     """Return the type in which vectors of `dtype` are added up."""
     dtype = np.dtype(dtype)
@@ -94,20 +99,16 @@ def accumulator(dtype: Any) -> np.dtype:
 # NaN and inf travel unchanged, and what comes of them is not worth a warning. In numpy 1
 # `errstate` takes two microseconds, its parts a tenth of that.
 if np.lib.NumpyVersion(np.__version__) < "2.0.0":
-    from numpy.core.umath import geterrobj, seterrobj
+    from numpy.core.umath import geterrobj, seterrobj  # type: ignore[attr-defined]
 
-    @contextmanager
-    def quiet() -> Iterator[None]:
-        """Let arithmetic in the block say nothing."""
+    def silence() -> Callable[[], object]:
+        """Let arithmetic of this thread say nothing; return what undoes it."""
         before = geterrobj()
         seterrobj([before[0], 0, before[2]])
-        try:
-            yield
-        finally:
-            seterrobj(before)
+        return partial(seterrobj, before)
 
 else:
 
-    def quiet() -> Any:
-        """Let arithmetic in the block say nothing."""
-        return np.errstate(all="ignore")
+    def silence() -> Callable[[], object]:
+        """Let arithmetic of this thread say nothing; return what undoes it."""
+        return partial(np.seterr, **np.seterr(all="ignore"))

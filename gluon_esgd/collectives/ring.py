@@ -8,7 +8,7 @@ workstations*, 2009). Part ``p`` is summed in the order of ranks ``p + 1``,
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Any, List
 
 import numpy as np
 
@@ -22,6 +22,8 @@ __all__ = ["Ring", "allgather", "allreduce", "reduce_scatter"]
 _TAG = 7
 # Pieces in which a part travels, so that adding one overlaps receiving the next.
 _PIECE_BYTES = 1 << 18
+# So many are sent and received at a time; libraries are slow with hundreds.
+_UNDER_WAY = 4
 
 
 class Ring:
@@ -38,38 +40,47 @@ class Ring:
     def __init__(self, array: np.ndarray, comm: Communicator, op: Operation) -> None:
         self._comm, self._op = comm, op
         self._parts = [array[part(array.size, rank, comm.size)] for rank in range(comm.size)]
-        self._spare = np.empty(max(p.size for p in self._parts), array.dtype)
+        self._spare = np.empty((_UNDER_WAY, _PIECE_BYTES // array.itemsize), array.dtype)
 
     def reduce_scatter(self, what: str) -> None:
         """Reduce each rank's own part on it; the others are left with what passed through."""
         rank, n = self._comm.rank, self._comm.size
         for step in range(n - 1):
             sent, received = self._parts[(rank - step - 1) % n], self._parts[(rank - step - 2) % n]
-            self._pass_on(what, sent, self._spare[: received.size], received)
+            self._pass_on(what, sent, received, adds=True)
 
     def allgather(self, what: str) -> None:
         """Give every rank the parts that the others own."""
         rank, n = self._comm.rank, self._comm.size
         for step in range(n - 1):
             sent, received = self._parts[(rank - step) % n], self._parts[(rank - step - 1) % n]
-            self._pass_on(what, sent, received, None)
+            self._pass_on(what, sent, received, adds=False)
 
-    def _pass_on(
-        self, what: str, sent: np.ndarray, into: np.ndarray, add_to: Optional[np.ndarray]
-    ) -> None:
+    def _pass_on(self, what: str, sent: np.ndarray, target: np.ndarray, adds: bool) -> None:
         """Send to the next rank, receive from the one before, and add piece by piece."""
-        comm = self._comm
+        comm, spare = self._comm, self._spare
         following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        receives = [comm.mpi.Irecv(piece, before, _TAG) for piece in _pieces(into)]
-        sends = [comm.mpi.Isend(piece, following, _TAG) for piece in _pieces(sent)]
+        out, targets = _pieces(sent), _pieces(target)
+        places = targets
+        if adds:
+            places = [spare[i % _UNDER_WAY][: t.size] for i, t in enumerate(targets)]
+        sends: List[Any] = []
+        receives: List[Any] = []
+        for turn in range(max(len(out), len(targets)) + _UNDER_WAY):
+            # A place is received into again only when what it held has been added.
+            if turn >= _UNDER_WAY:
+                done = turn - _UNDER_WAY
+                if done < len(targets):
+                    comm.wait([receives[done]], what)
+                    if adds:
+                        self._op.combine(places[done], targets[done], out=targets[done])
+                if done < len(out):
+                    comm.wait([sends[done]], what)
+            if turn < len(targets):
+                receives.append(comm.mpi.Irecv(places[turn], before, _TAG))
+            if turn < len(out):
+                sends.append(comm.mpi.Isend(out[turn], following, _TAG))
         comm.sent_bytes += sent.nbytes
-        for request, piece, target in zip(
-            receives, _pieces(into), _pieces(into if add_to is None else add_to)
-        ):
-            comm.wait([request], what)
-            if add_to is not None:
-                self._op.combine(piece, target, out=target)
-        comm.wait(sends, what)
 
 
 def _pieces(part: np.ndarray) -> List[np.ndarray]:

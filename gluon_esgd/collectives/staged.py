@@ -66,7 +66,7 @@ def _allgather(task: Task, window: Mapping) -> Run:
     array, comm, windows = task.array, task.comm, _windows(window, task)
     chunks = [slice(*chunk) for chunk in blocks(slice(0, array.size), windows[0].size)]
     spans = [part(array.size, rank, comm.local_size) for rank in range(comm.local_size)]
-    # For each chunk and rank: where what that rank owns of the chunk lies outside and in its window.
+    # For each chunk and rank: where its part of the chunk lies, outside and in its window.
     places = [
         [
             (array[both], window[both.start - chunk.start : both.stop - chunk.start])
