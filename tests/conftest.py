@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Iterator, List
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Iterator, List, Optional
 
 import pytest
 
 from gluon_esgd.launch.proc import clean_shared_memory
 
 from .pool import Pools
+
+# Collectives need no MXNet: their tests run where there are only CuPy and mpi4py.
+_WITHOUT_MXNET = ("collectives", "test_communicator.py")
+_HAS_MXNET = find_spec("mxnet") is not None
+if not _HAS_MXNET:
+    collect_ignore = [
+        p.name for p in Path(__file__).parent.iterdir() if p.name not in _WITHOUT_MXNET
+    ]
+
+
+def pytest_report_header() -> List[str]:
+    """Say what is left out for lack of MXNet."""
+    return [] if _HAS_MXNET else [f"no MXNet: only the tests of {', '.join(_WITHOUT_MXNET)}"]
+
+
+@lru_cache(maxsize=None)
+def _no_gpu() -> Optional[str]:
+    """Why tests marked `gpu` cannot run here."""
+    if find_spec("cupy") is None:
+        return "needs a GPU and CuPy, which is not installed"
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return f"needs a GPU: {str(error).strip().splitlines()[-1]}"
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -46,4 +76,8 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         call = getattr(item, "callspec", None)
         return str(call.params.get("shape", "")) if call is not None else ""
 
+    for item in items:
+        reason = _no_gpu() if item.get_closest_marker("gpu") else None
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=job)  # stable: within a job the order is that of the files

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from ..communicator import Communicator
+from .devices import has_nccl
 from .tuning import tuned
 
-__all__ = ["among_messages", "choose", "default"]
+__all__ = ["among_messages", "choose", "choose_on_devices", "default", "settle"]
 
 # Below these sizes it is the number of messages that counts: there the MPI library is ahead. By
 # `gluon-esgd tune` on two cores with declared machines (2x2, 3x1, 2x1) under both MPI libraries.
@@ -38,3 +41,17 @@ def default(collective: str, nbytes: int, comm: Communicator) -> str:
 def among_messages(collective: str, nbytes: int) -> str:
     """Return the algorithm where there is no shared memory."""
     return "ring" if collective != "broadcast" and nbytes >= _RING_FROM_BYTES else "library"
+
+
+def choose_on_devices(collective: str, nbytes: int, comm: Communicator) -> str:
+    """Return the algorithm that this rank would take for vectors of `nbytes` on GPUs."""
+    if collective in ("reduce_scatter", "allgather"):
+        return "host_staged"  # NCCL wants equal parts
+    if len(comm.nodes) == 1:
+        return "cuda"
+    return "nccl" if has_nccl() else "host_staged"
+
+
+def settle(choices: Sequence[str], on_device: bool) -> str:
+    """Return the algorithm for all ranks: rank 0's, on GPUs only where all can have it."""
+    return "host_staged" if on_device and len(set(choices)) > 1 else choices[0]

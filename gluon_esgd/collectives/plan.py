@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from ..communicator import Communicator
 from ..node_memory import mapping_of
-from .adapters import announced, for_group, in_float32
-from .choice import among_messages, choose
+from .adapters import announced
+from .choice import choose, choose_on_devices, settle
 from .devices import is_on_device
-from .operations import DTYPES, OPERATIONS, quiet
-from .registry import COLLECTIVES, REDUCTIONS, Run, Task, find, names
-from .staged import WINDOW_BYTES, staged
+from .kernels import MOST
+from .operations import DTYPES, OPERATIONS, silence
+from .prepared import prepared
+from .registry import COLLECTIVES, Run, Task, find, names
 
 __all__ = ["Plan", "plan", "shared_array"]
 
@@ -47,12 +48,14 @@ class Plan:
             On the ranks that waited past the limit, for a rank that has left, or for one that
             makes another collective. Nothing is to be trusted afterwards.
         """
+        speak = silence()
         try:
-            with quiet():
-                self._run(what or self.what)
+            self._run(what or self.what)
         except BaseException:
             self._comm.broken = True
             raise
+        finally:
+            speak()
 
 
 def plan(
@@ -85,7 +88,7 @@ def plan(
     root : int, default 0
         Rank whose vector a broadcast takes.
     algorithm : str, default 'auto'
-        One of `names`; one rank alone takes ``local``.
+        One of `names`; one rank alone takes ``local``, and on GPUs what ``auto`` takes.
     what : str, optional
         Its name in messages; the collective's own unless given.
 
@@ -103,28 +106,33 @@ def plan(
 
     Notes
     -----
-    In place of shared memory that a machine lacks messages are used, with one warning.
+    In place of shared memory that a machine lacks messages are used, with one warning; likewise
+    ``host_staged`` where GPUs cannot reach each other or NCCL is missing.
     """
     what = what or ("an allreduce" if collective == "allreduce" else f"a {collective}")
     group = list(vectors) if isinstance(vectors, (list, tuple)) else [vectors]
     fault = _fault(collective, group, comm, op, root, algorithm)
     mine: Dict[str, Any] = {"fault": fault}
+    on_device = fault is None and is_on_device(group[0])
+    choosing = choose_on_devices if on_device else choose
+    chooses = algorithm == "auto" or (algorithm == "local" and on_device and comm.size == 1)
     if fault is None:
         home = mapping_of(group[0])
         mine = {
             **mine,
             "call": f"{collective}, op={op!r}, root={root}, algorithm={algorithm!r}",
-            "vectors": f"{group[0].dtype} of shape ({group[0].size},)",
+            "vectors": f"{group[0].dtype} of shape ({group[0].size},)"
+            + (" on GPUs" if on_device else ""),
             "count": len(group),
             "home": None if home is None else [home.number, home.locate(group[0])],
-            "choice": choose(collective, group[0].nbytes, comm) if algorithm == "auto" else None,
+            "choice": choosing(collective, group[0].nbytes, comm) if chooses else None,
         }
     everybody = comm.allgather(mine, f"the plan of {what}")
     _check(what, everybody)
-    if comm.size == 1:
+    if comm.size == 1 and not on_device:
         algorithm = "local"
-    elif algorithm == "auto":
-        algorithm = everybody[0]["choice"]
+    elif chooses:
+        algorithm = settle([e["choice"] for e in everybody], on_device)
     at_home = all(e["home"] == everybody[0]["home"] is not None for e in everybody)
     task = Task(
         group,
@@ -136,7 +144,7 @@ def plan(
     )
     if not group[0].size:
         return Plan(algorithm, what, comm, announced(lambda task: lambda what: None)(task))
-    algorithm, run = _prepare(collective, algorithm, task)
+    algorithm, run = prepared(collective, algorithm, task)
     return Plan(algorithm, what, comm, run)
 
 
@@ -187,6 +195,8 @@ def _fault(
         return f"vectors must be of one type and length, got {kinds}"
     if len({is_on_device(v) for v in group}) > 1:
         return "vectors must all lie on GPUs or all in host memory"
+    if is_on_device(group[0]) and len(group) > MOST:
+        return f"vectors must be at most {MOST} on the GPUs of one process, got {len(group)}"
     if op == "weighted_mean" and (collective != "allreduce" or group[0].size < 2):
         return f"op='weighted_mean' is for an allreduce of at least 2 elements, got a {collective}"
     if algorithm in ("auto", "local"):
@@ -235,24 +245,3 @@ def _check(what: str, everybody: Sequence[Dict[str, Any]]) -> None:
 def _by_rank(said: Dict[int, str]) -> str:
     texts = {text: [r for r in said if said[r] == text] for text in said.values()}
     return "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in texts.items())
-
-
-def _prepare(collective: str, name: str, task: Task) -> Tuple[str, Run]:
-    """The algorithm that is taken in the end, and how to run it."""
-    algorithm, window = find(collective, name), None
-    if algorithm.memory == "node" and task.home is None:
-        window = task.comm.window(WINDOW_BYTES)
-        if window is None:
-            name = among_messages(collective, task.array.nbytes)
-            algorithm = find(collective, name)
-    prepare = algorithm.prepare
-    if window is not None:
-        prepare = staged(collective, prepare, window)
-    elif algorithm.memory != "node":
-        prepare = announced(prepare)
-    reduces = collective in REDUCTIONS
-    if task.array.dtype == np.float16 and reduces and not algorithm.half:
-        prepare = in_float32(prepare)
-    if len(task.vectors) > 1 and algorithm.memory != "device":
-        prepare = for_group(prepare, reduces)
-    return name, prepare(task)

@@ -21,6 +21,7 @@ __all__ = [
     "COLLECTIVES",
     "REDUCTIONS",
     "Algorithm",
+    "Instead",
     "Prepare",
     "Run",
     "Task",
@@ -38,7 +39,26 @@ _MODULES = (
     "ring",
     "shared",
     "hierarchical",
+    "cuda",
+    "host_staged",
+    "nccl",
 )
+
+
+class Instead(Exception):
+    """Raised by a ``prepare`` on all ranks alike: it cannot be had here, take another one.
+
+    Parameters
+    ----------
+    name : str
+        The algorithm to take.
+    reason : str
+        For the log.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name, self.reason = name, reason
 
 
 @dataclass(frozen=True)
