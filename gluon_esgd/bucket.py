@@ -1,12 +1,13 @@
 """A bucket of gradients: one flat buffer in which the gradients themselves live where they can.
 
 What lives in the buffer is neither packed nor unpacked: backward writes there, and the collective
-finds it there. What cannot (a gradient of another type, on a GPU, of a second device, or one
-that backward has written before) is copied into its slot and back.
+finds it there. What cannot (a gradient of another type, on a GPU, of a second device, or
+where a graph goes on writing elsewhere) is copied into its slot and back.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Collection, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -16,13 +17,17 @@ from mxnet.gluon import Parameter
 from .collectives import pack_order
 from .engine import exchange, move, view
 
-__all__ = ["ERRORS", "SAMPLES", "TAIL", "Bucket", "Layout", "lay"]
+__all__ = ["ERRORS", "SAMPLES", "TAIL", "Bucket", "Layout", "Packing", "lay"]
 
 TAIL = 2  # elements behind the gradients: the rank's sample count, and its error mark
 SAMPLES, ERRORS = -2, -1
 
 _ALIGNED_BYTES = 64  # a cache line, so that no two gradients share one
 _NAMED = 3  # parameters that an error message names
+# Attribute of a parameter: a reference to the bucket in which its gradient lives.
+_HOME = "_gluon_esgd_home"
+# A gradient moves into a bucket when it is new, and once more if that came too early.
+_TRIES = 2
 _UNTOUCHED = -7.0e-31  # left where a gradient has moved away: who writes there still?
 
 
@@ -58,7 +63,8 @@ class _Slot:
         self.lives_here = False  # the gradient of the first device
         self.packed: List[mx.nd.NDArray] = []  # on the CPU, copied in the engine
         self.staged: List[Tuple[mx.nd.NDArray, mx.nd.NDArray]] = []  # elsewhere, and packed
-        self.former: Optional[mx.nd.NDArray] = None  # where the gradient lived before
+        self.former: Optional[mx.nd.NDArray] = None  # where the gradient lived until now
+        self.tries = 0  # how often it may still be moved here
         self._arrays: List[mx.nd.NDArray] = []
         self._handles: List[Any] = []
 
@@ -70,17 +76,13 @@ class _Slot:
             array.handle is handle for array, handle in zip(arrays, self._handles)
         )
 
-    def settle(self, may_move: bool = False) -> None:
-        """See what has to be copied; let the first array live here if it may and can."""
-        arrays, self.former = self.param.list_grad(), None
-        self.lives_here = may_move and self._can_live_here(arrays)
-        if self.lives_here:
-            self.former = move(arrays[0], self.memory)
-            self.former[:] = _UNTOUCHED
-            self._mark()
-        self._look(arrays)
+    def settle(self) -> None:
+        """Take the arrays that there are now; all of them are packed."""
+        self.lives_here, self.former, self.tries = False, None, _TRIES
+        self._look()
 
-    def _look(self, arrays: List[mx.nd.NDArray]) -> None:
+    def _look(self) -> None:
+        arrays = self.param.list_grad()
         self.packed, self.staged = [], []
         for array in arrays[self.lives_here :]:
             array.wait_to_read()  # new ones have no memory before
@@ -92,15 +94,26 @@ class _Slot:
         self._arrays = self.param._grad
         self._handles = [array.handle for array in arrays]
 
-    def _can_live_here(self, arrays: List[mx.nd.NDArray]) -> bool:
-        """Backward has not written it yet, and can write it here."""
-        first = arrays[0]
-        return bool(
+    def house(self, bucket: Bucket) -> None:
+        """Let the first array live here, between a step and the next backward pass, if it can."""
+        if not self._can_live_here(bucket):
+            self.tries = 0
+            return
+        self.tries -= 1
+        self.former = move(self.param.list_grad()[0], self.memory)
+        self.former[:] = _UNTOUCHED
+        self._mark()
+        self.lives_here = True
+        setattr(self.param, _HOME, weakref.ref(bucket))
+        self._look()
+
+    def _can_live_here(self, bucket: Bucket) -> bool:
+        first = self.param.list_grad()[0]
+        return (
             self.param.grad_req == "write"
             and first.context == mx.cpu(0)
             and first.dtype == self.memory.dtype
-            and not any(data._fresh_grad for data in self.param.list_data())
-            and not first.asnumpy().any()
+            and getattr(self.param, _HOME, _nobody)() in (None, bucket)
         )
 
     def _mark(self) -> None:
@@ -111,28 +124,32 @@ class _Slot:
         for array, was_fresh in zip(data, fresh):
             array._fresh_grad = bool(was_fresh)
 
-    def verify(self) -> bool:
-        """See, after a backward pass, that it has written here; waits for it.
+    def verify(self) -> None:
+        """See, after the first backward pass since it moved, that the gradient comes here.
 
-        A hybridized network with static_shape that ran backward before goes on writing where it
-        wrote then, whatever autograd is told. There the gradient moves back and is packed.
-
-        Returns
-        -------
-        bool
-            Whether anything had to be changed.
+        A graph that was recorded before, and a network hybridized with static_shape that has run
+        backward before, go on writing where they wrote then, whatever autograd is told. Then the
+        gradient moves back, and is packed.
         """
         former = self.former
-        if former is None or not all(data._fresh_grad for data in self.param.list_data()):
-            return False
-        self.former = None
+        assert former is not None
+        data = self.param.list_data()
+        written_here = all(array._fresh_grad for array in data)
         if (former.asnumpy() == former.dtype(_UNTOUCHED)).all():
-            return False
-        self.lives_here = False
+            if written_here:
+                self.former = None
+            return
+        self.former, self.lives_here = None, False
         exchange(self.param.list_grad()[0], former)
         self._mark()
-        self._look(self.param.list_grad())
-        return True
+        for array in data:
+            array._fresh_grad = True
+        setattr(self.param, _HOME, _nobody)
+        self._look()
+
+
+def _nobody() -> None:
+    return None
 
 
 class Bucket:
@@ -145,8 +162,7 @@ class Bucket:
         All that the layout counts, of which the bucket has some; initialized.
     layout : Layout
     buffer : ndarray, shape (layout.size,)
-        Zeros; best in memory that the ranks of the machine share. Gradients that backward has not
-        written yet move there.
+        Zeros; best in memory that the ranks of the machine share.
     """
 
     def __init__(
@@ -166,10 +182,15 @@ class Bucket:
         return self._text
 
     def house(self) -> None:
-        """Let gradients that are new live here, before backward writes them."""
+        """Let gradients live here that do not yet, before backward writes them.
+
+        Whoever holds a gradient sees its values as before.
+        """
         for slot in self._slots:
             if not slot.settled:
-                slot.settle(may_move=True)
+                slot.settle()
+            if slot.tries and not slot.lives_here:
+                slot.house(self)
         self._list()
 
     def settle(self) -> None:
@@ -180,7 +201,8 @@ class Bucket:
                 slot.settle()
                 changed = True
             elif slot.former is not None:
-                changed |= slot.verify()
+                slot.verify()
+                changed = True
         if changed:
             self._list()
 
@@ -189,6 +211,8 @@ class Bucket:
         #: What the collective of this bucket writes.
         self.arrays = [*at_home, *(array for slot in self._slots for array in slot.packed)]
         self._staged = [pair for slot in self._slots for pair in slot.staged]
+        #: Whether `house` may still do something.
+        self.may_house = any(slot.tries and not slot.lives_here for slot in self._slots)
 
     def stage(self) -> None:
         """Push copies of what is not on the CPU to beside it."""
@@ -200,23 +224,50 @@ class Bucket:
         for array, copy in self._staged:
             copy.copyto(array)
 
-    def views(self) -> List[List[np.ndarray]]:
-        """Return the memory of what has to be packed, by parameter; not inside the engine."""
-        return [[view(array) for array in slot.packed] for slot in self._slots]
+    def packing(self, absent: Collection[str] = ()) -> Packing:
+        """Return what has to be copied as things are now; not inside the engine.
 
-    def pack(self, views: List[List[np.ndarray]], absent: Collection[str]) -> None:
-        """Put the sums over this process's devices into the buffer; zeros for `absent` ones."""
-        for slot, arrays in zip(self._slots, views):
-            if slot.param.name in absent:
-                slot.memory[:] = 0
-                continue
-            if not slot.lives_here:
-                slot.memory[:] = arrays[0]
-            for other in arrays if slot.lives_here else arrays[1:]:
-                np.add(slot.memory, other, out=slot.memory)
+        Parameters
+        ----------
+        absent : collection of str
+            Names of parameters that count as zeros.
+        """
+        return Packing(
+            [slot.memory for slot in self._slots if slot.param.name in absent],
+            [
+                _Piece(slot.memory, slot.lives_here, [view(array) for array in slot.packed])
+                for slot in self._slots
+                if slot.packed
+            ],
+        )
 
-    def unpack(self, views: List[List[np.ndarray]]) -> None:
+
+class _Piece(NamedTuple):
+    """The place of a gradient in the buffer, whether one lives there, and those that do not."""
+
+    memory: np.ndarray
+    lives_here: bool
+    views: List[np.ndarray]
+
+
+class Packing(NamedTuple):
+    """The copies into and out of a bucket in one step, for the engine."""
+
+    zeros: List[np.ndarray]
+    pieces: List[_Piece]
+
+    def pack(self) -> None:
+        """Add up what lies outside of the buffer in it, over this process's devices."""
+        for memory, lives_here, views in self.pieces:
+            if not lives_here:
+                memory[:] = views[0]
+            for other in views if lives_here else views[1:]:
+                np.add(memory, other, out=memory)
+        for memory in self.zeros:
+            memory[:] = 0
+
+    def unpack(self) -> None:
         """Write what is in the buffer to the devices whose gradients do not live there."""
-        for slot, arrays in zip(self._slots, views):
-            for out in arrays:
-                out[:] = slot.memory
+        for memory, _, views in self.pieces:
+            for out in views:
+                out[:] = memory

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Callable, Collection, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .bucket import ERRORS, SAMPLES, Bucket, Layout, lay
+from .bucket import ERRORS, SAMPLES, Bucket, Layout, Packing, lay
 from .collectives import Plan, divide_by_weight, plan, shared_array
 from .communicator import Communicator
 from .counters import Counters
@@ -72,10 +72,23 @@ class GradientReducer:
         return [layout.size for layout in self._layouts]
 
     def house(self) -> None:
-        """Let gradients that backward has not written yet live in the buckets; collective."""
+        """Let gradients live in the buckets, before the next backward pass; collective."""
         if self.needed:
             self._lay()
             for bucket in self._buckets:
+                bucket.house()
+
+    def settle(self) -> None:
+        """Find the gradients where backward has left them; collective, before `reduce`."""
+        if self.needed:
+            self._lay()
+            for bucket in self._buckets:
+                bucket.settle()
+
+    def house_rest(self) -> None:
+        """Let gradients live in the buckets that were replaced since; after an update."""
+        for bucket in self._buckets:
+            if bucket.may_house:
                 bucket.house()
 
     def reduce(
@@ -100,11 +113,9 @@ class GradientReducer:
         absent = {self._params[i].name for i in stale}
         if weight == 0 or error is not None:
             absent = {p.name for p in self._params}
-        self._lay()
         for bucket, plan_ in zip(self._buckets, self._plans):
-            bucket.settle()
             bucket.stage()
-            job = _Reduction(bucket, plan_, bucket.views(), weight, absent, error, step)
+            job = _Reduction(bucket, plan_, bucket.packing(absent), weight, error, step)
             run = functools.partial(self._run, job)
             self._lane.push(run, f"allreduce {bucket}", writes=bucket.arrays)
             bucket.unstage()
@@ -140,7 +151,7 @@ class GradientReducer:
             error = self._sum_clients(job, error)
         if buffer[ERRORS]:
             self._raise_everywhere(job, error)
-        bucket.unpack(job.views)
+        job.packing.unpack()
         self._counters.collective_bytes += buffer.nbytes
         self._counters.collective_s += time.perf_counter() - start
 
@@ -181,15 +192,14 @@ class _Reduction:
 
     bucket: Bucket
     plan: Plan
-    views: List[List[np.ndarray]]
+    packing: Packing
     weight: float
-    absent: Collection[str]
     error: Optional[str]
     step: int
 
     def pack(self) -> None:
         """Fill the buffer but for its tail."""
-        self.bucket.pack(self.views, self.absent)
+        self.packing.pack()
 
     def __str__(self) -> str:
         return f"{self.bucket}, step {self.step}"

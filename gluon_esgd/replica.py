@@ -160,6 +160,7 @@ class Replica:
         self._make_reducer(trainable)
         reducer = self._reducer
         assert reducer is not None
+        reducer.settle()
         if reducer.between is not None and reducer.sizes != self._round_sizes:
             self._round_sizes = sizes = reducer.sizes
             self._job.lane.wait()
@@ -230,6 +231,8 @@ class Replica:
         """Exchange with the center what is due after an update; pushes, does not wait."""
         self._step += 1
         self._drop_gradient = False
+        if self._reducer is not None:
+            self._reducer.house_rest()
         if self._exchange is not None:
             self._exchange.after_update(self._step)
         else:

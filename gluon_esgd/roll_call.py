@@ -98,8 +98,9 @@ class RollCall:
         entered = cells[base + _ENTERED] + 1
         slot = entered % _KEPT
         cells[base + _IDLE] = idle
-        self._names[slot * _NAME_BYTES : (slot + 1) * _NAME_BYTES] = name
-        cells[base + _MARKS + slot] = mark
+        if cells[base + _MARKS + slot] != mark:
+            self._names[slot * _NAME_BYTES : (slot + 1) * _NAME_BYTES] = name
+            cells[base + _MARKS + slot] = mark
         cells[base + _ENTERED] = entered
 
     def leave(self) -> None:

@@ -104,8 +104,10 @@ if np.lib.NumpyVersion(np.__version__) < "2.0.0":
     def silence() -> Callable[[], object]:
         """Let arithmetic of this thread say nothing; return what undoes it."""
         before = geterrobj()
-        seterrobj([before[0], 0, before[2]])
+        seterrobj(_SILENT)
         return partial(seterrobj, before)
+
+    _SILENT = [*geterrobj()[:1], 0, None]
 
 else:
 
