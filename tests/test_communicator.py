@@ -275,7 +275,7 @@ def test_a_rank_that_spins_keeps_its_core() -> None:
     end = time.monotonic() + 0.3
     used = time.thread_time()
     wait_until(lambda: time.monotonic() > end, Limits(spin=True), str, _nothing)
-    assert time.thread_time() - used > 0.1
+    assert time.thread_time() - used > 0.06
 
 
 def _wait_for_a_late_rank(seconds: float, algorithm: str) -> Tuple[float, float]:
@@ -301,9 +301,9 @@ def test_waiting_takes_a_core_only_where_asked_for(pools: Pools, wait: str, algo
     waited, used = pool.run(_wait_for_a_late_rank, 1.0, algorithm)[0]
     assert waited > 0.9
     if wait == "spin":
-        assert used > 0.4 * waited
+        assert used > 0.2 * waited  # it may have to share its core
     else:
-        assert used < 0.25 * waited
+        assert used < 0.15 * waited
 
 
 def _long_wait() -> List[str]:

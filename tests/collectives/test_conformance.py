@@ -63,9 +63,11 @@ def _cases(collective: str) -> Iterator[Case]:
     ops = OPERATIONS if collective in REDUCTIONS else ("sum",)
     some = [(dtype, "sum") for dtype in DTYPES] + [("float32", op) for op in ops[1:]]
     kinds = [(size, *kind) for size in TINY for kind in some]
-    kinds += [(size, dtype, op) for size in SMALL for dtype in DTYPES for op in ops for _ in "ab"]
-    kinds += [(LARGE, *kind) for kind in some for _ in "ab"]
-    kinds += [(LARGEST, "float32", op) for op in ops[:1] for _ in "ab"]
+    kinds += [
+        (size, dtype, op) for size in SMALL for dtype in DTYPES for op in ops for _ in range(2)
+    ]
+    kinds += [(LARGE, *kind) for kind in some for _ in range(2)]
+    kinds += [(LARGEST, "float32", op) for op in ops[:1] for _ in range(2)]
     for number, (size, dtype, op) in enumerate(kinds):
         if op != "weighted_mean" or (collective == "allreduce" and size > 1):
             yield Case(size, dtype, op, ("private", "shared")[number % 2])
@@ -161,12 +163,12 @@ def _with_a_slow_rank(collective: str, algorithm: str, where: str, op: str) -> L
             room[:] = brought(case.size, case.dtype, op, (1,) * comm.size)[comm.rank][0]
             room[: -2 if op == "weighted_mean" else None] += shift * comm.rank
             right = room.copy()
-            allreduce_by_float64 = comm.allgather(right.tolist())
+            rows = comm.allgather(right.tolist())
             with _late(comm, comm.rank == slow):
                 made()
                 got = _meaning(room, collective, comm).copy()
                 room[:] = -1000 - comm.rank
-            want = _meaning(_by_hand(collective, op, allreduce_by_float64), collective, comm)
+            want = _meaning(_by_hand(collective, op, rows), collective, comm)
             if not np.allclose(got, want, rtol=1e-5, atol=1e-5):
                 faults.append(f"rank {slow} slow, run {shift}: {got} for {want}")
     return faults
@@ -345,6 +347,31 @@ def test_nan_and_inf_travel_and_nothing_is_said(
     pools: Pools, shape: Shape, collective: str, algorithm: str
 ) -> None:
     assert pools.get(shape).run(_specials, collective, algorithm) == [[]] * shape.workers
+
+
+def _alike_to_the_bit(algorithm: str) -> List[Tuple[str, int]]:
+    """Digests of results where the order of two operands shows: zeros and NaNs of both signs."""
+    from gluon_esgd import world
+
+    comm, digests = world().comm, []
+    values = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, 1.0], np.float32)
+    for op in ("sum", "mean", "min", "max"):
+        array = values[np.random.RandomState(comm.rank).randint(0, len(values), 5000)]
+        array.view(np.uint32)[np.isnan(array)] |= comm.rank  # and each rank's NaN its own
+        plan("allreduce", array, comm, op=op, algorithm=algorithm)()
+        digests.append((op, digest(array)))
+    return digests
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("shape", "collective", "algorithm"), [p for p in EVERY if p.values[1] == "allreduce"]
+)
+def test_even_zeros_and_nans_have_the_same_bits_on_all_ranks(
+    pools: Pools, shape: Shape, collective: str, algorithm: str
+) -> None:
+    for of_one_op in zip(*pools.get(shape).run(_alike_to_the_bit, algorithm)):
+        assert len(set(of_one_op)) == 1
 
 
 def _moved_specials(collective: str, algorithm: str) -> List[str]:

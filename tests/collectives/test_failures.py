@@ -64,6 +64,17 @@ def _the_last_makes_another(algorithm: str) -> None:
     print(f"rank {comm.rank} is broken: {comm.broken}\n", end="", flush=True)
 
 
+def _each_says_another_name(algorithm: str) -> None:
+    """All send what fits together, so that only the names can tell."""
+    from gluon_esgd import world
+
+    made = _prepared(algorithm)
+    try:
+        made("the first sum" if world().rank == 0 else "the second sum")
+    except CollectiveError as error:
+        print(f"told: {error}\n", end="", flush=True)
+
+
 def _jobs(pool: ThreadPoolExecutor) -> Dict[str, Future[Ended]]:
     def start(settings: tuple, function: Callable, algorithm: str, *nodes: int) -> Future:
         nodes_too = on_nodes(*nodes).settings if nodes else ()
@@ -75,6 +86,7 @@ def _jobs(pool: ThreadPoolExecutor) -> Dict[str, Future[Ended]]:
     for name in ONE_NODE_OF:
         jobs[f"left {name}"] = start(SEEN_TO_LEAVE, _the_last_leaves, name)
         jobs[f"apart {name}"] = start(SEEN_TO_LEAVE, _the_last_makes_another, name)
+        jobs[f"named {name}"] = start(SEEN_TO_LEAVE, _each_says_another_name, name)
     return jobs
 
 
@@ -134,3 +146,12 @@ def test_a_rank_that_makes_another_collective(ended: Endings, algorithm: str) ->
         assert "the sum of a test" in mine[0] and "the end of a test" in mine[0]
         assert f"told: rank {rank}: an earlier collective failed" in told
         assert f"rank {rank} is broken: True" in output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("algorithm", ONE_NODE_OF)
+def test_collectives_of_other_names_are_not_paired(ended: Endings, algorithm: str) -> None:
+    code, output, seconds = ended(f"named {algorithm}")
+    assert code != 0 and seconds < 20
+    for rank, name in enumerate(("the first sum", "the second sum", "the second sum")):
+        assert f"told: the ranks are out of step: rank {rank} is in {name}, " in output
