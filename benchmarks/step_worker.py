@@ -5,6 +5,7 @@
 TASK is JSON (see `step.py`); the index is the rank under an ``mpiexec``.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -55,11 +56,12 @@ class Meeting:
 
 
 def memory() -> Dict[str, int]:
-    """Return this process's resident memory in bytes.
+    """Return this process's resident memory in bytes, after libc gave back what is free.
 
     ``shmem`` counts shared pages on every rank that has touched them, ``pss_shmem`` gives each
     of those ranks its part, so that it may be added up.
     """
+    ctypes.CDLL(None).malloc_trim(0)
     kinds = {"peak": "VmHWM", "anon": "RssAnon", "shmem": "RssShmem", "pss_shmem": "Pss_Shmem"}
     text = Path("/proc/self/status").read_text() + Path("/proc/self/smaps_rollup").read_text()
     lines = (line.split(":", 1) for line in text.splitlines() if line.endswith("kB"))
@@ -114,7 +116,11 @@ def _force() -> None:
 
 
 class Training:
-    """A network, its trainer and a batch."""
+    """A network, its trainer and a batch.
+
+    The trainer is made before the first pass, as scripts do: gradients can move to shared memory
+    as long as a hybridized network has not fixed where it writes them.
+    """
 
     def __init__(self, task: Task) -> None:
         import mxnet as mx
@@ -127,8 +133,6 @@ class Training:
         self.size, pixels = task["batch_size"], task["image_size"]
         self.images = mx.nd.random.uniform(shape=(self.size, 3, pixels, pixels))
         self.labels = mx.nd.zeros((self.size,))
-        self.backward()  # deferred shapes are known afterwards
-        mx.nd.waitall()
         options = {"learning_rate": 0.01, "momentum": 0.9}
         self.trainer = make(self.net.collect_params(), "sgd", options)
 
