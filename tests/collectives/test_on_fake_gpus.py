@@ -28,8 +28,8 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on t
 
 OPERATIONS = ("sum", "mean", "min", "max", "weighted_mean")
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
-SIZES = (2, 3, 67, 1001)
-COUNTS = [(1,), (2,), (3,)]
+SIZES = (2, 67, 1001)
+COUNTS = [(1,), (3,)]
 CHUNK_BYTES = 512
 
 
@@ -175,7 +175,7 @@ def _ranks(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("order", fake_cupy.ORDERS)
-@pytest.mark.parametrize("counts", [(1, 1), (2, 2), (1, 3)], ids=lambda c: f"{c[0]}+{c[1]}")
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)], ids=lambda c: f"{c[0]}+{c[1]}")
 @pytest.mark.parametrize("algorithm", ["cuda", "host_staged", "nccl"])
 def test_two_ranks(pools: Pools, algorithm: str, counts: Tuple[int, ...], order: str) -> None:
     arguments = ("allreduce", algorithm, counts, OPERATIONS, SIZES, {"order": order})
