@@ -71,7 +71,7 @@ FAULTS: Dict[str, Tuple[Callable[[], Call], List[str]]] = {
     ),
     "algorithm of another collective": (
         lambda: _call(np.ones(4, np.float32), "broadcast", algorithm="ring"),
-        ["algorithm='ring' must be one of auto, library"],
+        ["algorithm='ring' must be one of auto, ", "library, local"],
     ),
     "unknown collective": (
         lambda: _call(np.ones(4, np.float32), "scatter"),
