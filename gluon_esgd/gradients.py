@@ -55,6 +55,7 @@ class GradientReducer:
         self._comm, self._lane, self._counters = comm, lane, counters
         self._algorithm, self._bucket_bytes = settings.algorithm, settings.bucket_bytes
         self.between = between
+        self._kinds: List[tuple] = []
         self._layouts: List[Layout] = []
         self._buckets: List[Bucket] = []
         self._plans: List[Plan] = []
@@ -122,6 +123,10 @@ class GradientReducer:
 
     def _lay(self) -> None:
         """Make the buckets, anew where types have changed (cast); collective, waits only then."""
+        kinds = [(p.dtype, p.shape) for p in self._params]
+        if kinds == self._kinds:
+            return
+        self._kinds = kinds
         layouts = lay(self._params, self._bucket_bytes)
         if layouts == self._layouts:
             return

@@ -115,9 +115,12 @@ def digest(params: Sequence[Parameter]) -> str:
     return sha.hexdigest()
 
 
-def contract(params: Sequence[Parameter], rule: str) -> Dict[str, int]:
-    """Return what all clients must have alike, as numbers that travel through the servers."""
-    text = repr([(i, p.shape, p.grad_req) for i, p in enumerate(params)])
+def contract(params: Sequence[Parameter], order: Sequence[int], rule: str) -> Dict[str, int]:
+    """Return what all clients must have alike, as numbers that travel through the servers.
+
+    `order` are the positions of `params` in the order in which their gradients are laid.
+    """
+    text = repr([(i, params[i].shape, params[i].grad_req) for i in order])
     return {
         "num_parameters": len(params),
         "shapes (digest)": int(hashlib.sha256(text.encode()).hexdigest()[:6], 16),

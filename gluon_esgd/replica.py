@@ -6,6 +6,7 @@ import logging
 from typing import Any, List, Optional, Sequence
 
 import mxnet as mx
+from mxnet import gluon
 from mxnet.gluon import Parameter
 
 from .collectives import agree, names
@@ -29,11 +30,11 @@ class Replica:
     Parameters
     ----------
     job : Job
-    params : sequence of Parameter
-        The trainer's, in its order.
-    optimizer : Optimizer
-    updaters : sequence of Updater
-        One for each device.
+    trainer : gluon.Trainer
+        Has parameters, optimizer, and an updater for each device.
+    order : sequence of int
+        Positions of the trainer's parameters in the order in which the script gave them. For a
+        network that is nearly the order of its forward pass, and buckets are filled from its end.
     policy : Policy
     counters : Counters
 
@@ -46,13 +47,12 @@ class Replica:
     def __init__(
         self,
         job: Job,
-        params: Sequence[Parameter],
-        optimizer: Any,
-        updaters: Sequence[Any],
+        trainer: gluon.Trainer,
+        order: Sequence[int],
         policy: Policy,
         counters: Counters,
     ) -> None:
-        world = job.world
+        world, params, optimizer = job.world, trainer._params, trainer._optimizer
         _check_dense(params)
         if world.settings.algorithm not in names():
             raise ValueError(
@@ -65,9 +65,10 @@ class Replica:
                 "would part; use one rank per client or another optimizer"
             )
         self._job, self._world, self._params = job, world, params
-        self._optimizer, self._updaters = optimizer, updaters
+        self._optimizer, self._updaters = optimizer, trainer._updaters
         self._policy, self._counters = policy, counters
         check_alike(params, world.control)
+        self._order = world.broadcast(list(order))
         agree(world.control, "setting", _settings(policy, world.settings))
         name = job.claim(policy.rule)
         self._reducer: Optional[GradientReducer] = None
@@ -100,7 +101,7 @@ class Replica:
         check_alike(self._params, world.control)
         replaced = self._equal_ranks()
         self._weights = Weights(self._params, self._optimizer, self._updaters)
-        agreed = contract(self._params, self._policy.rule)
+        agreed = contract(self._params, self._order, self._policy.rule)
         if self._exchange is not None:
             replaced |= self._exchange.start(self._weights, agreed)
         elif world.num_clients > 1:
@@ -126,7 +127,8 @@ class Replica:
         return world.rank in others
 
     def _trainable(self) -> List[Parameter]:
-        return [p for p in self._params if p.grad_req != "null"]
+        params = [self._params[i] for i in self._order]
+        return [p for p in params if p.grad_req != "null"]
 
     def _house_gradients(self) -> None:
         """Let gradients live in buckets from before the first backward pass; collective.

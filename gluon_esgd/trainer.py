@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 from mxnet import gluon
 from mxnet.kvstore import KVStore
@@ -113,14 +113,8 @@ class ElasticTrainer(gluon.Trainer):
         self._finished = True  # until there is something to finish
         self._replica: Optional[Replica] = None
         if shared:
-            self._replica = Replica(
-                self._job,
-                self._params,
-                self._optimizer,
-                self._updaters,
-                self._policy,
-                self.counters,
-            )
+            order = _positions(params, self._params)
+            self._replica = Replica(self._job, self, order, self._policy, self.counters)
 
     @property
     def rule(self) -> str:
@@ -296,6 +290,12 @@ class ElasticTrainer(gluon.Trainer):
         replica = self._prepare()
         if replica is not None:
             replica.reset_center()
+
+
+def _positions(given: Any, params: Sequence[gluon.Parameter]) -> List[int]:
+    """Where what the script gave is in `params`; Gluon sorts dicts by name."""
+    where = {id(param): position for position, param in enumerate(params)}
+    return [where[id(p)] for p in (given.values() if hasattr(given, "values") else given)]
 
 
 def _check_arguments(

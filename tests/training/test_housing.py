@@ -202,6 +202,28 @@ def _half() -> Tuple[List[float], List[bool]]:
     ]
 
 
+def _order_of_buckets() -> List[str]:
+    """Names of the first parameters of each bucket; sorted by name, 10 would be before 2."""
+    from gluon_esgd import ElasticTrainer
+
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(12):
+            net.add(gluon.nn.Dense(1100, in_units=1100))
+    net.initialize()
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    return [
+        str(bucket).split("(")[1].split("_")[1] for bucket in trainer._replica._reducer._buckets
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=label)
+def test_buckets_are_filled_from_the_last_layer(pools: Pools, shape: Shape) -> None:
+    expected = [f"dense{k}" for k in range(11, -1, -2)]
+    assert pools.get(shape).run(_order_of_buckets) == [expected] * 2
+
+
 def _two_devices() -> Tuple[np.ndarray, List[bool]]:
     ctx = [mx.cpu(0), mx.cpu(1)]
     net = network(ctx=ctx)

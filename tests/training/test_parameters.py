@@ -93,7 +93,10 @@ def test_other_types_travel_as_float32(dtype: str) -> None:
 
 def test_contract_tells_networks_and_rules_apart() -> None:
     small, large = _weights()[1], _weights()[1][:3]
-    assert contract(small, "esgd") == contract(_weights()[1], "esgd")
-    assert contract(small, "esgd") != contract(large, "esgd")
-    assert contract(small, "esgd") != contract(small, "asgd")
-    assert all(abs(v) < 2**24 for v in contract(small, "sgd").values())
+    order = list(range(len(small)))
+    first = contract(small, order, "esgd")
+    assert first == contract(_weights()[1], order, "esgd")
+    assert first != contract(large, order[:3], "esgd")
+    assert first != contract(small, order[::-1], "esgd")
+    assert first != contract(small, order, "asgd")
+    assert all(abs(v) < 2**24 for v in contract(small, order, "sgd").values())

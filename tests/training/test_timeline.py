@@ -18,7 +18,7 @@ def train_under_the_profiler(path):
     """Take some steps; the leader writes the trace."""
     net = nn.HybridSequential()
     for number in range(LAYERS):
-        net.add(nn.Dense(WIDTH, activation="relu", in_units=WIDTH, prefix=f"layer{number:02}_"))
+        net.add(nn.Dense(WIDTH, activation="relu", in_units=WIDTH, prefix=f"layer{number}_"))
     net.initialize()
     net.hybridize(static_alloc=True, static_shape=True)
     trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
