@@ -142,7 +142,7 @@ def broadcast(task: Task) -> Run:
 def allgather(task: Task) -> Run:
     """Copy the own part to the host, gather there, copy everything back; in one piece."""
     size, dtype = task.array.size, task.array.dtype
-    pipeline = Pipeline(task, "allgather", dtype, size)
+    pipeline = Pipeline(task, "allgather", dtype, size, buffers=1)
     buffer, own = pipeline.next_buffer(size), part(size, task.comm.rank, task.comm.size)
     source = address(task.array) + own.start * dtype.itemsize
     mine = buffer[own]

@@ -16,7 +16,7 @@ __all__ = ["MOST", "Launch", "keeping", "narrowing", "reducing", "widening"]
 MOST = 16  # vectors in one launch, as in kernels.cu
 
 _BLOCK = 256
-_BLOCKS_PER_PROCESSOR = 8  # as many as may be resident; each thread then takes several packs
+_BLOCKS_PER_PROCESSOR = 8  # at most; threads of a long vector then take several packs each
 
 # By value, laid out as the structs of kernels.cu.
 _VECTORS = np.dtype([("at", np.uint64, (MOST,))])

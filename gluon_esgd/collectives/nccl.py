@@ -63,8 +63,8 @@ class _Clique:
         NCCL waits inside for the others, without a limit; hence in threads, one for each device.
         """
         nccl, comm = load().cuda.nccl, self._comm
-        mine = [int(b) for b in nccl.get_unique_id()] if comm.rank == 0 else None
-        number = tuple(comm.allgather(mine, "the start of NCCL")[0])
+        mine = [int(b) % 256 for b in nccl.get_unique_id()] if comm.rank == 0 else None
+        number = _as_cupy_has_it(comm.allgather(mine, "the start of NCCL")[0])
         made: Dict[int, Any] = {}
 
         def make(k: int, device: int) -> None:
@@ -117,6 +117,13 @@ class _Clique:
         for member in self._members:
             member.abort()
         _made.pop(self._comm, None)
+
+
+def _as_cupy_has_it(number: List[int]) -> Any:
+    """A unique id: bytes since CuPy 14, a tuple of signed numbers before."""
+    if int(load().__version__.split(".")[0]) >= 14:
+        return bytes(number)
+    return tuple(b - 256 if b > 127 else b for b in number)
 
 
 def _offer(task: Task) -> Dict[str, Any]:

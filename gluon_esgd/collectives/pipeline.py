@@ -61,15 +61,20 @@ class Pipeline:
         Elements there.
     length : int
         Of the longest chunk.
+    buffers : int, default 2
+        Where chunks lie on the host, in turn; one is enough for one chunk.
     """
 
-    def __init__(self, task: Task, collective: str, dtype: Any, length: int) -> None:
+    def __init__(
+        self, task: Task, collective: str, dtype: Any, length: int, buffers: int = 2
+    ) -> None:
         self._task, self._collective, self.dtype = task, collective, np.dtype(dtype)
         nbytes = length * self.dtype.itemsize
         room = -(-nbytes // 64) * 64
-        self._memory = _Memory(2 * room, task.comm)
-        self.buffers = [
-            self._memory.bytes[k * room : k * room + nbytes].view(self.dtype) for k in (0, 1)
+        self._memory = _Memory(buffers * room, task.comm)
+        self._buffers = [
+            self._memory.bytes[k * room : k * room + nbytes].view(self.dtype)
+            for k in range(buffers)
         ]
         self._hosts: Dict[Any, Run] = {}
         self.down = Queue(device_of(task.array))
@@ -78,13 +83,13 @@ class Pipeline:
 
     def next_buffer(self, size: int) -> np.ndarray:
         """Return where the next chunk of `size` elements lies on the host."""
-        return self.buffers[len(self._chunks) % 2][:size]
+        return self._buffers[len(self._chunks) % len(self._buffers)][:size]
 
     def add(self, size: int, down: Sequence[Step], up: Sequence[Step]) -> None:
         """Add a chunk, with what starts its copies down and up; collective."""
-        key = (len(self._chunks) % 2, size)
+        array, comm = self.next_buffer(size), self._task.comm
+        key = (array.ctypes.data, size)
         if key not in self._hosts:
-            array, comm = self.next_buffer(size), self._task.comm
             inside = replace(
                 self._task, vectors=[array], op=self._task.op.bare, home=self._memory.mapping
             )

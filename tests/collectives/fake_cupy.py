@@ -51,6 +51,8 @@ class Machine:
         Whether memory cannot be given to other processes.
     shared : bool
         Whether all processes have the same devices.
+    version : str
+        CuPy's.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Machine:
         apart: bool = False,
         private: bool = False,
         shared: bool = False,
+        version: str = "12.3.0",
     ) -> None:
+        self.version = version
         self.order, self.apart, self.private = order, apart, private
         self.first = 0 if shared else number * _DEVICES
         self.folder = tempfile.mkdtemp(prefix="fake-gpu-")
@@ -354,7 +358,7 @@ def _modules() -> Dict[str, Any]:
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event)
     vars(cuda).update(get_current_stream=get_current_stream, alloc_pinned_memory=np.zeros)
     cupy = types.ModuleType("cupy")
-    vars(cupy).update(cuda=cuda, RawModule=RawModule)
+    vars(cupy).update(cuda=cuda, RawModule=RawModule, __version__=machine.version)
     return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": fake_nccl}
 
 
@@ -376,7 +380,8 @@ _RUNTIME = (
 def installed(**kinds: Any) -> Iterator[Machine]:
     """Let ``import cupy`` find this one, with a machine of these kinds."""
     global machine
-    machine, made, allocation = Machine(**kinds), _modules(), ipc.allocation
+    machine = Machine(**kinds)
+    made, allocation = _modules(), ipc.allocation
     kept = {name: sys.modules.get(name) for name in made}
     sys.modules.update(made)
     ipc.allocation = machine.allocation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional
 
 import numpy as np
 
@@ -22,9 +22,14 @@ aborted: List[int] = []
 fails: Optional[str] = None  # what a communicator that is made says
 
 
-def get_unique_id() -> Tuple[int, ...]:
+def get_unique_id() -> Any:
     path = tempfile.mkdtemp(prefix="fake-nccl-", dir=fake_cupy.machine.folder).encode()
-    return tuple(path.ljust(128, b"\0"))
+    number = path.ljust(128, b"\xff")
+    return number if _speaks_bytes() else tuple(np.frombuffer(number, np.int8).tolist())
+
+
+def _speaks_bytes() -> bool:
+    return fake_cupy.machine.version.startswith("14")
 
 
 def groupStart() -> None:
@@ -38,10 +43,11 @@ def groupEnd() -> None:
 
 
 class NcclCommunicator:
-    def __init__(self, count: int, number: Tuple[int, ...], rank: int) -> None:
+    def __init__(self, count: int, number: Any, rank: int) -> None:
         if fails:
             raise RuntimeError(fails)
-        self.folder = bytes(number).rstrip(b"\0").decode()
+        assert type(number) is (bytes if _speaks_bytes() else tuple) and len(number) == 128
+        self.folder = bytes(b % 256 for b in number).rstrip(b"\xff").decode()
         self.count, self.rank, self.device = count, rank, fake_cupy.machine.device[-1]
         self.calls = 0
 

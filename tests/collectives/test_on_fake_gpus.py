@@ -154,6 +154,13 @@ def test_a_broadcast_inside_a_process(algorithm: str) -> None:
         check([[make(comm, "broadcast", algorithm, c, (3,)) for c in cases(("sum",))]], algorithm)
 
 
+@pytest.mark.parametrize("version", ["12.3.0", "13.6.0", "14.2.0"])
+def test_nccl_of_several_versions_of_cupy(version: str) -> None:
+    comm, case = Communicator(), Case(67, "float32", "mean", "device")
+    with gpus(comm, version=version):
+        check([[make(comm, "allreduce", "nccl", case, (3,))]], "nccl")
+
+
 def _ranks(
     collective: str,
     algorithm: str,
