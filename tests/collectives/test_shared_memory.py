@@ -166,22 +166,31 @@ def test_files_are_unlinked_while_they_are_used(pools: Pools, shape: Shape) -> N
         assert all(file.endswith("(deleted)") for file in files)
 
 
-def _room() -> Tuple[int, int]:
-    """Bytes that are free in /dev/shm, and that this process has of shared memory."""
-    stat = os.statvfs("/dev/shm")
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))  # noqa: SIM115
-    return stat.f_bavail * stat.f_frsize, int(status["RssShmem"].split()[0]) * 1024
+def _held() -> Tuple[int, int]:
+    """How many files of ours this process has mapped, and (Python does both) open, and its shared memory in bytes.
+
+    What no process maps or has open any more, and is unlinked, is free.
+    """
+    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()]
+    files = [*_own_files(), *(path for path in opened if "gluon_esgd_" in path)]
+    status = Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in status if line.startswith("RssShmem"))
+    return len(files), int(kilobytes) * 1024
+
+
+def _descriptors() -> List[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
 
 
 def _given_back(nbytes: int) -> List[Tuple[int, int]]:
-    """What is free and what is mapped before, with a vector that is used, and without it."""
+    """What this process holds before, with a vector that is used, with a slice, and without."""
     from gluon_esgd import world
 
     comm, seen = world().comm, []
 
     def look() -> None:
         comm.barrier()
-        seen.append(_room())
+        seen.append(_held())
         comm.barrier()
 
     look()
@@ -204,11 +213,9 @@ def _given_back(nbytes: int) -> List[Tuple[int, int]]:
 def test_memory_is_given_back_with_its_last_array(pools: Pools, shape: Shape) -> None:
     nbytes = 128 * MIB
     for before, used, sliced, after in pools.get(shape).run(_given_back, nbytes):
-        assert before[0] - used[0] > 1.5 * nbytes, "each rank has one"
-        assert used[1] - before[1] > 0.9 * nbytes, "and reads its part of all"
-        assert before[0] - sliced[0] > 1.5 * nbytes
-        assert before[0] - after[0] < 0.5 * nbytes
-        assert after[1] - before[1] < 0.5 * nbytes
+        assert [held[0] - before[0] for held in (used, sliced, after)] == [2, 2, 0]
+        assert used[1] - before[1] > 0.9 * nbytes, "it reads its part of all vectors"
+        assert after[1] - before[1] < 0.1 * nbytes
 
 
 def _none_left(nbytes: int) -> int:
@@ -223,8 +230,8 @@ def _none_left(nbytes: int) -> int:
         allreduce(array, comm)
         del array
         if turn == 1:
-            before = _room()[1]
-    return _room()[1] - before
+            before = _held()[1]
+    return _held()[1] - before
 
 
 @pytest.mark.mpi
