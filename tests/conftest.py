@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,9 +36,11 @@ def _no_gpu() -> Optional[str]:
     if find_spec("cupy") is None:
         return "needs a GPU and CuPy, which is not installed"
     try:
-        import cupy
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import cupy
 
-        cupy.cuda.runtime.getDeviceCount()
+            cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
         return f"needs a GPU: {str(error).strip().splitlines()[-1]}"
     return None

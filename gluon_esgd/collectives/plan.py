@@ -178,7 +178,7 @@ def _fault(
     """What is wrong with this rank's arguments, in words."""
     if collective not in COLLECTIVES:
         return f"collective={collective!r} must be one of {', '.join(COLLECTIVES)}"
-    if op not in OPERATIONS:
+    if op not in tuple(OPERATIONS):  # a list, say, could not be looked up
         return f"op={op!r} must be one of {', '.join(OPERATIONS)}"
     if algorithm not in names(collective):
         return f"algorithm={algorithm!r} must be one of {', '.join(names(collective))}"

@@ -19,7 +19,8 @@ from gluon_esgd.communicator import Communicator
 from ..pool import Pools, Shape
 from .expectations import DTYPES, Case, brought, digest, expected, on_nodes
 
-pytestmark = pytest.mark.gpu
+# What CuPy warns of is not ours: where it found no CUDA folder, say.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 OPERATION_NAMES = ("sum", "mean", "min", "max", "weighted_mean")
 SIZES = (2, 3, 1001, (1 << 20) + 3)  # the last in several chunks of `host_staged`
