@@ -78,6 +78,7 @@ class Machine:
         self.imported: Dict[int, Tuple[mmap, int, str]] = {}
         self.peers: Set[Tuple[int, int]] = set()
         self.pinned: Dict[int, int] = {}
+        self.pinnable = True
         self.broken: Optional[int] = None  # a status that every event has from now on
         self.copies = self.launches = 0
 
@@ -273,6 +274,8 @@ def ipcCloseMemHandle(pointer: int) -> None:
 
 
 def hostRegister(pointer: int, nbytes: int, flags: int) -> None:
+    if not machine.pinnable:
+        raise CUDARuntimeError(712, "no room")
     assert flags == 1 and pointer not in machine.pinned
     machine.pinned[pointer] = nbytes
 

@@ -263,6 +263,29 @@ def test_several_machines(pools: Pools, shape: Shape, algorithm: str, taken: str
     check(pools.get(shape).run(_ranks, *arguments), taken)
 
 
+def _without_shared_memory() -> List[Made]:
+    from gluon_esgd import world
+
+    comm, case = world().comm, Case(1001, "float16", "weighted_mean", "device")
+    with gpus(comm), mock.patch.multiple(
+        comm, share=lambda nbytes: None, window=lambda nbytes: None
+    ):
+        return [make(comm, "allreduce", "host_staged", case, (2, 1))]
+
+
+@pytest.mark.mpi
+def test_host_memory_that_is_not_shared(pools: Pools) -> None:
+    check(pools.get(Shape(2)).run(_without_shared_memory), "host_staged")
+
+
+def test_host_memory_that_cannot_be_pinned(caplog: pytest.LogCaptureFixture) -> None:
+    comm, case = Communicator(), Case(1001, "float32", "mean", "device")
+    with gpus(comm) as machine, caplog.at_level(logging.WARNING):
+        machine.pinnable = False
+        check([[make(comm, "allreduce", "host_staged", case, (2,))]], "host_staged")
+    assert "host memory cannot be pinned" in caplog.text
+
+
 def _mixed() -> str:
     from gluon_esgd import world
 
