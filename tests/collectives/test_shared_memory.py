@@ -169,7 +169,8 @@ def test_files_are_unlinked_while_they_are_used(pools: Pools, shape: Shape) -> N
 def _held() -> Tuple[int, int]:
     """How many files of ours this process has mapped or open, and its shared memory in bytes.
 
-    Python keeps a mapped file open, so that each counts twice. What no process maps or has open any more, and is unlinked, is free.
+    Python keeps a mapped file open, so that each counts twice. What is unlinked, and no process
+    maps or has open any more, is free.
     """
     opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()]
     files = [*_own_files(), *(path for path in opened if "gluon_esgd_" in path)]
