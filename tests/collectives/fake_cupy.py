@@ -132,7 +132,7 @@ class Machine:
                     other.drive(self.random.randint(1, 3))
 
 
-machine = Machine()
+machine: Machine  # the one that is installed
 
 
 def _start(memory: Any) -> int:
