@@ -72,9 +72,12 @@ class _Slot:
     def settled(self) -> bool:
         """Whether the gradient's arrays are those of the step before (no cast, reset_ctx, ...)."""
         arrays = self.param._grad
-        return arrays is self._arrays and all(
-            array.handle is handle for array, handle in zip(arrays, self._handles)
-        )
+        if arrays is not self._arrays:
+            return False
+        for array, handle in zip(arrays, self._handles):  # noqa: SIM110 (asked often)
+            if array.handle is not handle:
+                return False
+        return True
 
     def settle(self) -> None:
         """Take the arrays that there are now; all of them are packed."""
@@ -210,6 +213,7 @@ class Bucket:
         at_home = [slot.param.list_grad()[0] for slot in self._slots if slot.lives_here]
         #: What the collective of this bucket writes.
         self.arrays = [*at_home, *(array for slot in self._slots for array in slot.packed)]
+        self._packed = [slot for slot in self._slots if slot.packed]
         self._staged = [pair for slot in self._slots for pair in slot.staged]
         #: Whether `house` may still do something.
         self.may_house = any(slot.tries and not slot.lives_here for slot in self._slots)
@@ -232,14 +236,14 @@ class Bucket:
         absent : collection of str
             Names of parameters that count as zeros.
         """
-        return Packing(
-            [slot.memory for slot in self._slots if slot.param.name in absent],
-            [
-                _Piece(slot.memory, slot.lives_here, [view(array) for array in slot.packed])
-                for slot in self._slots
-                if slot.packed
-            ],
-        )
+        zeros = []
+        if absent:
+            zeros = [slot.memory for slot in self._slots if slot.param.name in absent]
+        pieces = [
+            _Piece(slot.memory, slot.lives_here, [view(array) for array in slot.packed])
+            for slot in self._packed
+        ]
+        return Packing(zeros, pieces)
 
 
 class _Piece(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -55,7 +55,7 @@ class GradientReducer:
         self._comm, self._lane, self._counters = comm, lane, counters
         self._algorithm, self._bucket_bytes = settings.algorithm, settings.bucket_bytes
         self.between = between
-        self._kinds: List[tuple] = []
+        self._dtypes: List[Any] = []
         self._layouts: List[Layout] = []
         self._buckets: List[Bucket] = []
         self._plans: List[Plan] = []
@@ -63,8 +63,9 @@ class GradientReducer:
     @property
     def needed(self) -> bool:
         """Whether there is anything to reduce: another rank, device or client."""
-        devices = max((len(p.list_ctx()) for p in self._params), default=1)
-        return self._comm.size > 1 or devices > 1 or self.between is not None
+        if self._comm.size > 1 or self.between is not None:
+            return True
+        return bool(self._params) and len(self._params[0].list_ctx()) > 1  # the same for all
 
     @property
     def sizes(self) -> List[int]:
@@ -123,10 +124,10 @@ class GradientReducer:
 
     def _lay(self) -> None:
         """Make the buckets, anew where types have changed (cast); collective, waits only then."""
-        kinds = [(p.dtype, p.shape) for p in self._params]
-        if kinds == self._kinds:
+        dtypes = [p.dtype for p in self._params]
+        if dtypes == self._dtypes:
             return
-        self._kinds = kinds
+        self._dtypes = dtypes
         layouts = lay(self._params, self._bucket_bytes)
         if layouts == self._layouts:
             return
