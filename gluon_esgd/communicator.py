@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import platform
 import time
@@ -17,7 +16,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from .errors import CollectiveError, StallError
-from .node_memory import Mapping, create, reserve
 from .roll_call import RollCall
 
 __all__ = ["Communicator", "Limits", "wait_until"]
@@ -145,9 +143,6 @@ class Communicator:
         self._abandoned: List[Any] = []
         self._roll_call = roll_call
         self._node = node
-        self._mappings = 0
-        self._window: Optional[Mapping] = None
-        self._told_no_memory = False
 
     def enter(self, what: str) -> None:
         """Note in the roll call that this rank has come to its next collective, `what`.
@@ -220,9 +215,7 @@ class Communicator:
             missing = self._roll_call.missing()
         if missing:
             return f"{present}; on this node rank(s) {missing} have not come to it"
-        if self._roll_call is None:
-            return f"{present}; another rank has not come to it"
-        if len(self._roll_call) < self.size:
+        if self._roll_call is None or len(self._roll_call) < self.size:
             return f"{present}; a rank of another node has not come to it"
         return f"{present}; all have come to it"
 
@@ -255,67 +248,6 @@ class Communicator:
             # Who waits there for this rank, with nothing left to do in its engine, never comes
             # here: in the order of its calls that one is before this one, in ours behind it.
             self._raise_apart(what, beside.ahead(self._roll_call.missing()))
-
-    def share(self, nbytes: int) -> Optional[Mapping]:
-        """Make memory that the ranks of each machine map, `nbytes` for each rank; collective.
-
-        It goes when the last array in it goes, on the last rank; the file is unlinked at once.
-
-        Parameters
-        ----------
-        nbytes : int
-            The same on all ranks; rounded up to whole pages.
-
-        Returns
-        -------
-        Mapping or None
-            None on all ranks where a machine has no room: rank 0 of that machine has logged it.
-        """
-        nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
-        self._mappings += 1
-        if self.size == 1:
-            return Mapping.over(-1, nbytes, 1, 0, self._mappings)
-        what = "a share of memory"
-        path, file, fault = None, -1, None
-        try:
-            if self.local_rank == 0:
-                file, path = create()
-        except OSError as error:
-            fault = str(error)
-        path = self.allgather(path, what)[self.nodes[self.node_rank][0]]
-        try:
-            if self.local_rank != 0 and path is not None:
-                file = os.open(path, os.O_RDWR)
-            if file >= 0:
-                # Each rank takes its own part: pages come from where the core that calls is.
-                reserve(file, self.local_rank * nbytes, nbytes)
-        except OSError as error:
-            fault = str(error)
-        faults = self.allgather(fault, what)
-        if self.local_rank == 0 and path is not None:
-            os.unlink(path)
-        mapping = None
-        if not any(faults):
-            mapping = Mapping.over(file, nbytes, self.local_size, self.local_rank, self._mappings)
-        elif self.local_rank == 0 and not self._told_no_memory:
-            self._told_no_memory = True
-            _log.warning(
-                "no shared memory in /dev/shm: %s; collectives go through messages instead, which "
-                "is slower; make it larger (mount -o remount,size=..., docker run --shm-size=...)",
-                next(f for f in faults if f),
-            )
-        if file >= 0:
-            os.close(file)
-        return mapping
-
-    def window(self, nbytes: int) -> Optional[Mapping]:
-        """Return a small share of memory for what passes through inside a collective; collective.
-
-        One for the communicator, made at the first call; see `share`.
-        """
-        if self._window is None:
-            self._window = self.share(nbytes)
-        return self._window
 
     def barrier(self, what: str = "a barrier") -> None:
         """Return when every rank has come here."""

@@ -19,13 +19,13 @@ class Mapping(mmap.mmap):
 
     Attributes
     ----------
-    number : int
-        Which of its communicator's mappings it is, the same on all ranks.
+    name : str
+        Of this memory alone, and the same on all ranks that have it.
     own : int
         Which part is this rank's.
     """
 
-    number: int = 0
+    name: str = ""
     own: int = 0
 
     @property
@@ -37,10 +37,10 @@ class Mapping(mmap.mmap):
     _count: int = 1
 
     @classmethod
-    def over(cls, file: int, nbytes: int, count: int, own: int, number: int = 0) -> Mapping:
+    def over(cls, file: int, nbytes: int, count: int, own: int, name: str = "") -> Mapping:
         """Map `count` parts of `nbytes` bytes each; this rank's is number `own`."""
         made = cls(file, nbytes * count) if file >= 0 else cls(-1, nbytes * count)
-        made._count, made.own, made.number = count, own, number
+        made._count, made.own, made.name = count, own, name
         return made
 
     def locate(self, array: np.ndarray) -> Optional[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import threading
 import time
 from typing import Any, Callable, List, Tuple
@@ -251,24 +250,6 @@ def test_one_rank_of_a_machine_meets_nobody() -> None:
     comm.arrive("a test")
     comm.meet("a test")
     assert (comm.local_size, comm.nodes, comm.peers) == (1, [[0]], None)
-
-
-def test_one_rank_shares_memory_with_itself() -> None:
-    comm = Communicator()
-    first, second = comm.share(10), comm.share(2 * mmap.PAGESIZE)
-    assert first is not None and second is not None
-    assert [len(part) for part in first.parts] == [mmap.PAGESIZE]
-    assert [len(part) for part in second.parts] == [2 * mmap.PAGESIZE]
-    assert first.own == second.own == 0 and first.number != second.number
-    first.parts[0][:] = 1
-    assert first.parts[0].all() and not second.parts[0].any()
-    nothing = comm.share(0)
-    assert nothing is not None and len(nothing.parts[0]) == mmap.PAGESIZE
-
-
-def test_a_communicator_has_one_window() -> None:
-    comm = Communicator()
-    assert comm.window(100) is comm.window(100) is not None
 
 
 def test_a_rank_that_spins_keeps_its_core() -> None:

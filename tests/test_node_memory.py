@@ -24,7 +24,7 @@ def _two_of(count: int, nbytes: int) -> List[Mapping]:
     file, path = create()
     os.unlink(path)
     reserve(file, 0, count * nbytes)
-    made = [Mapping.over(file, nbytes, count, own, number=5) for own in range(2)]
+    made = [Mapping.over(file, nbytes, count, own, name="a") for own in range(2)]
     os.close(file)
     return made
 
@@ -35,7 +35,7 @@ def test_parts_are_shared_by_those_who_map_the_file() -> None:
         assert part.nbytes == PAGE and not part.any()
         part[:] = k + 1
     assert [sorted(set(part.tolist())) for part in second.parts] == [[1], [2], [3]]
-    assert (first.own, second.own) == (0, 1) and first.number == second.number == 5
+    assert (first.own, second.own) == (0, 1) and first.name == second.name == "a"
 
 
 def test_a_mapping_tells_where_in_the_own_part_an_array_lies() -> None:

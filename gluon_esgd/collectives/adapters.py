@@ -9,7 +9,7 @@ import numpy as np
 from .operations import accumulator
 from .registry import Prepare, Run, Task
 
-__all__ = ["announced", "for_group", "in_float32"]
+__all__ = ["announced", "by_one"]
 
 
 def announced(prepare: Prepare) -> Prepare:
@@ -31,36 +31,34 @@ def announced(prepare: Prepare) -> Prepare:
     return wrapped
 
 
-def in_float32(prepare: Prepare) -> Prepare:
-    """Let float16 vectors be added up in float32."""
+def by_one(prepare: Prepare, reduces: bool, wide: bool) -> Prepare:
+    """Let all vectors of this process in host memory take part by one.
+
+    Parameters
+    ----------
+    prepare : callable
+    reduces : bool
+        Whether the collective is a reduction: then the one is that of all vectors.
+    wide : bool
+        Whether the one is of the type in which they are added up.
+    """
 
     def wrapped(task: Task) -> Run:
-        half, wide = task.array, np.empty(task.array.size, accumulator(task.array.dtype))
-        inner = prepare(replace(task, vectors=[wide], home=None))
+        first, *others = task.vectors
+        one = first
+        if wide or not first.flags.aligned:
+            one = np.empty(first.size, accumulator(first.dtype) if wide else first.dtype)
+        targets = others if one is first else task.vectors
+        inner = prepare(replace(task, vectors=[one]))
 
         def run(what: str) -> None:
-            np.copyto(wide, half)
-            inner(what)
-            np.copyto(half, wide, casting="same_kind")
-
-        return run
-
-    return wrapped
-
-
-def for_group(prepare: Prepare, reduces: bool) -> Prepare:
-    """Let the vectors of several devices in host memory take part by the first of them."""
-
-    def wrapped(task: Task) -> Run:
-        first, others = task.vectors[0], task.vectors[1:]
-        inner = prepare(replace(task, vectors=[first]))
-
-        def run(what: str) -> None:
+            if one is not first:
+                np.copyto(one, first)
             for other in others if reduces else ():
-                task.op.combine(first, other, out=first)
+                task.op.combine(one, other, out=one)
             inner(what)
-            for other in others:
-                np.copyto(other, first)
+            for target in targets:
+                np.copyto(target, one, casting="same_kind")
 
         return run
 

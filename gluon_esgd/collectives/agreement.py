@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from ..communicator import Communicator
 
-__all__ = ["agree"]
+__all__ = ["agree", "by_rank"]
 
 
 def agree(comm: Communicator, what: str, entries: Sequence[Sequence[Any]]) -> None:
@@ -41,6 +41,12 @@ def agree(comm: Communicator, what: str, entries: Sequence[Sequence[Any]]) -> No
                 f"{_difference(what, plans[0], plan, rank)}; all ranks must bring "
                 f"the same {what}s in the same order"
             )
+
+
+def by_rank(said: Mapping[int, Any]) -> str:
+    """Return what each rank said as one text, ranks that say the same together."""
+    texts = {text: [r for r in said if said[r] == text] for text in said.values()}
+    return "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in texts.items())
 
 
 def _difference(what: str, first: Sequence[Any], other: Sequence[Any], rank: int) -> str:

@@ -41,7 +41,7 @@ def allreduce(task: Task) -> Run:
         comm.arrive(what)
         if peers is not None:
             reduction.run(None)
-            buffer[length:] = sum(tails)
+            buffer[length:] = np.sum(tails, 0, buffer.dtype)
             before = peers.sent_bytes
             ring.reduce_scatter(what)
             ring.allgather(what)
@@ -55,5 +55,6 @@ def allreduce(task: Task) -> Run:
                 array[end:] = buffer[length:]
             comm.meet(what)
             array[end:] = tails[0]
+            comm.meet(what)  # before the first rank fills its vector anew
 
     return run

@@ -13,6 +13,7 @@ from ..communicator import Communicator
 from ..node_memory import Mapping
 from .choice import choose
 from .devices import Queue, device_of, load, pin, ready, wait
+from .memory import share
 from .prepared import prepared
 from .registry import Run, Task
 
@@ -34,7 +35,7 @@ class _Memory:
     """
 
     def __init__(self, nbytes: int, comm: Communicator) -> None:
-        self.mapping: Optional[Mapping] = comm.share(nbytes)
+        self.mapping: Optional[Mapping] = share(nbytes, comm)
         if self.mapping is None:
             self._kept = load().cuda.alloc_pinned_memory(nbytes)
             self.bytes = np.frombuffer(self._kept, np.uint8, nbytes)

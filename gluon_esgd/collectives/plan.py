@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ..communicator import Communicator
 from ..node_memory import mapping_of
 from .adapters import announced
+from .agreement import by_rank
 from .choice import choose, choose_on_devices, settle
 from .devices import is_on_device
 from .kernels import MOST
@@ -16,7 +18,7 @@ from .operations import DTYPES, OPERATIONS, silence
 from .prepared import prepared
 from .registry import COLLECTIVES, Run, Task, find, names
 
-__all__ = ["Plan", "plan", "shared_array"]
+__all__ = ["Plan", "plan"]
 
 
 class Plan:
@@ -117,14 +119,14 @@ def plan(
     choosing = choose_on_devices if on_device else choose
     chooses = algorithm == "auto" or (algorithm == "local" and on_device and comm.size == 1)
     if fault is None:
-        home = mapping_of(group[0])
+        home = mapping_of(group[0]) if _is_aligned(group[0]) else None
         mine = {
             **mine,
             "call": f"{collective}, op={op!r}, root={root}, algorithm={algorithm!r}",
             "vectors": f"{group[0].dtype} of shape ({group[0].size},)"
             + (" on GPUs" if on_device else ""),
             "count": len(group),
-            "home": None if home is None else [home.number, home.locate(group[0])],
+            "home": None if home is None else [home.name, home.locate(group[0])],
             "choice": choosing(collective, group[0].nbytes, comm) if chooses else None,
         }
     everybody = comm.allgather(mine, f"the plan of {what}")
@@ -148,30 +150,6 @@ def plan(
     return Plan(algorithm, what, comm, run)
 
 
-def shared_array(size: int, dtype: Any, comm: Communicator) -> np.ndarray:
-    """Make a vector of zeros in memory that the ranks of each machine share; collective.
-
-    Collectives need not copy what lies there. Several vectors may be slices of one.
-
-    Parameters
-    ----------
-    size : int
-        Elements, the same on all ranks.
-    dtype : dtype
-    comm : Communicator
-
-    Returns
-    -------
-    ndarray, shape (size,)
-        In private memory where a machine has no room: it has logged one warning.
-    """
-    dtype = np.dtype(dtype)
-    mapping = comm.share(size * dtype.itemsize)
-    if mapping is None:
-        return np.zeros(size, dtype)
-    return mapping.parts[mapping.own][: size * dtype.itemsize].view(dtype)
-
-
 def _fault(
     collective: str, group: List[Any], comm: Communicator, op: str, root: int, algorithm: str
 ) -> Optional[str]:
@@ -182,8 +160,8 @@ def _fault(
         return f"op={op!r} must be one of {', '.join(OPERATIONS)}"
     if algorithm not in names(collective):
         return f"algorithm={algorithm!r} must be one of {', '.join(names(collective))}"
-    if not 0 <= root < comm.size:
-        return f"root={root} must be a rank, 0 to {comm.size - 1}"
+    if not isinstance(root, Integral) or not 0 <= root < comm.size:
+        return f"root={root!r} must be a rank, 0 to {comm.size - 1}"
     if not group:
         return "vectors is an empty list; give one vector for each device"
     for vector in group:
@@ -199,6 +177,8 @@ def _fault(
         return f"vectors must be at most {MOST} on the GPUs of one process, got {len(group)}"
     if op == "weighted_mean" and (collective != "allreduce" or group[0].size < 2):
         return f"op='weighted_mean' is for an allreduce of at least 2 elements, got a {collective}"
+    if algorithm == "local" and comm.size > 1:
+        return f"algorithm='local' is for one rank, and there are {comm.size}; use 'auto'"
     if algorithm in ("auto", "local"):
         return None
     if algorithm == "shared" and len(comm.nodes) > 1:
@@ -213,17 +193,21 @@ def _fault(
     return None
 
 
+def _is_aligned(vector: Any) -> bool:
+    return is_on_device(vector) or vector.flags.aligned
+
+
 def _fault_of(vector: Any) -> Optional[str]:
     if not isinstance(vector, np.ndarray) and not is_on_device(vector):
-        return f"array must be a numpy or CuPy array, got {type(vector).__name__}"
+        return f"vectors must be numpy or CuPy arrays, got {type(vector).__name__}"
     writeable = is_on_device(vector) or vector.flags.writeable
     if vector.ndim != 1 or not vector.flags.c_contiguous or not writeable:
         return (
-            f"array must be 1-d, contiguous and writeable, got shape {vector.shape}, "
+            f"vectors must be 1-d, contiguous and writeable, got shape {vector.shape}, "
             f"strides {vector.strides}, writeable={writeable}"
         )
     if vector.dtype.name not in DTYPES or not vector.dtype.isnative:
-        return f"array must be of {', '.join(DTYPES)}, got {vector.dtype}"
+        return f"vectors must be of {', '.join(DTYPES)}, got {vector.dtype}"
     return None
 
 
@@ -233,15 +217,10 @@ def _check(what: str, everybody: Sequence[Dict[str, Any]]) -> None:
     if faults and len(everybody) == 1:
         raise ValueError(faults[0])
     if faults:
-        raise ValueError(f"{what}: {_by_rank(faults)}")
+        raise ValueError(f"{what}: {by_rank(faults)}")
     for aspect in ("call", "vectors"):
         said = {r: e[aspect] for r, e in enumerate(everybody)}
         if len(set(said.values())) > 1:
             raise ValueError(
-                f"{what}: the ranks bring different ones: {_by_rank(said)}; all must bring the same"
+                f"{what}: the ranks bring different ones: {by_rank(said)}; all must bring the same"
             )
-
-
-def _by_rank(said: Dict[int, str]) -> str:
-    texts = {text: [r for r in said if said[r] == text] for text in said.values()}
-    return "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in texts.items())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Set, Tuple
 
 import numpy as np
 
-from .adapters import announced, for_group, in_float32
+from .adapters import announced, by_one
 from .choice import among_messages
+from .memory import window
 from .registry import REDUCTIONS, Instead, Run, Task, find
 from .staged import WINDOW_BYTES, staged
 
@@ -30,20 +32,26 @@ def prepared(collective: str, name: str, task: Task) -> Tuple[str, Run]:
 
 
 def _prepared(collective: str, name: str, task: Task) -> Tuple[str, Run]:
-    algorithm, window = find(collective, name), None
+    algorithm, reduces = find(collective, name), collective in REDUCTIONS
+    if algorithm.memory == "device":
+        return name, algorithm.prepare(task)
+    # Half floats are rounded once: also where ranks have several, and at the end of all chunks.
+    wide = reduces and task.array.dtype == np.float16
+    if wide and algorithm.half and task.home is not None and task.count == task.comm.size:
+        wide = False
+    if wide:
+        task = replace(task, home=None)
+    between = None
     if algorithm.memory == "node" and task.home is None:
-        window = task.comm.window(WINDOW_BYTES)
-        if window is None:
+        between = window(WINDOW_BYTES, task.comm)
+        if between is None:
             name = among_messages(collective, task.array.nbytes)
             algorithm = find(collective, name)
     prepare = algorithm.prepare
-    if window is not None:
-        prepare = staged(collective, prepare, window)
+    if between is not None:
+        prepare = staged(collective, prepare, between)
     elif algorithm.memory == "host":
         prepare = announced(prepare)
-    reduces = collective in REDUCTIONS
-    if task.array.dtype == np.float16 and reduces and not algorithm.half:
-        prepare = in_float32(prepare)
-    if len(task.vectors) > 1 and algorithm.memory != "device":
-        prepare = for_group(prepare, reduces)
+    if wide or len(task.vectors) > 1 or not task.array.flags.aligned:
+        prepare = by_one(prepare, reduces, wide)
     return name, prepare(task)

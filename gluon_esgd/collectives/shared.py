@@ -72,8 +72,8 @@ class Reduction:
 @register("allreduce", "shared", memory="node", half=True)
 def allreduce(task: Task) -> Run:
     """Reduce a part on each rank and write it to all."""
-    comm, op, vectors = task.comm, task.op, task.on_node()
-    end = task.array.size - op.tail
+    comm, op, array, vectors = task.comm, task.op, task.array, task.on_node()
+    end = array.size - op.tail
     own = part(end, comm.local_rank, comm.local_size)
     parts = [vector[own] for vector in vectors]
     reduction = Reduction(parts, op, parts)
@@ -81,11 +81,11 @@ def allreduce(task: Task) -> Run:
 
     def run(what: str) -> None:
         comm.arrive(what)
-        tail = sum(tails) if op.tail else None
+        tail = np.sum(tails, 0, accumulator(array.dtype)) if op.tail else None
         reduction.run(op.divisor(task.count, tail) if op.divides else None)
         comm.meet(what)
         if op.tail:  # only now has everybody read it
-            task.array[end:] = tail
+            array[end:] = tail
 
     return run
 

@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gluon_esgd.collectives import host_staged, nccl, part, plan
+from gluon_esgd.collectives import host_staged, nccl, part, pipeline, plan, prepared
 from gluon_esgd.communicator import Communicator, Limits
 from gluon_esgd.errors import CollectiveError, StallError
 
@@ -267,8 +267,9 @@ def _without_shared_memory() -> List[Made]:
     from gluon_esgd import world
 
     comm, case = world().comm, Case(1001, "float16", "weighted_mean", "device")
-    with gpus(comm), mock.patch.multiple(
-        comm, share=lambda nbytes: None, window=lambda nbytes: None
+    nothing = lambda nbytes, comm: None  # noqa: E731
+    with gpus(comm), mock.patch.object(pipeline, "share", nothing), mock.patch.object(
+        prepared, "window", nothing
     ):
         return [make(comm, "allreduce", "host_staged", case, (2, 1))]
 
