@@ -109,9 +109,10 @@ def _table(result: Dict[str, Any], nbytes: int) -> Iterator[str]:
 
 def _targets(result: Dict[str, Any]) -> Iterator[str]:
     rows = result["rows"]
-    for ranks, ours, other, nbytes, target in TARGETS:
+    on_one_machine = result["memory"] == "host" and not result["nodes"]
+    for ranks, ours, other, nbytes, target in TARGETS if on_one_machine else ():
         ratio = _ratio(rows, ours, other, nbytes)
-        if ranks == result["ranks"] and result["memory"] == "host" and ratio is not None:
+        if ranks == result["ranks"] and ratio is not None:
             yield f"{ours} / {LABELS.get(other, other)} at {_size(nbytes)}: {_told(ratio, target)}"
     auto, mpi = (_find(rows, name, SMALL) for name in ("auto", "mpi_allreduce"))
     if auto and mpi and result["ranks"] == 2:
