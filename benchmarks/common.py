@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from datetime import datetime, timezone
 from importlib import metadata
@@ -20,7 +21,7 @@ _PACKAGES = (
 
 
 def describe(command: Optional[str] = None) -> Dict[str, Any]:
-    """Return what figures belong to: full command, machine, versions of packages, date.
+    """Return what figures belong to: full command, machine, commit, versions of packages, date.
 
     Parameters
     ----------
@@ -30,9 +31,19 @@ def describe(command: Optional[str] = None) -> Dict[str, Any]:
     return {
         "command": command or command_line(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_processor()}",
+        "commit": _commit(),
         "versions": {"python": platform.python_version(), **versions()},
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def _commit() -> Optional[str]:
+    """The commit that was measured, with a mark where files differ from it."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def command_line() -> str:

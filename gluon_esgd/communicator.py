@@ -162,8 +162,12 @@ class Communicator:
         if self._roll_call is not None:
             self._roll_call.leave()
 
-    def wait(self, requests: Sequence[Any], what: str) -> None:
-        """Wait for MPI `requests` of the collective `what`, within the limits."""
+    def wait(self, requests: Sequence[Any], what: str, *, under_way: Sequence[Any] = ()) -> None:
+        """Wait for MPI `requests` of the collective `what`, within the limits.
+
+        `under_way` are other requests of it: where the wait fails, all are kept with the memory
+        into which MPI may still write.
+        """
         pending = list(requests)
 
         def done() -> bool:
@@ -174,7 +178,7 @@ class Communicator:
         try:
             self.wait_for(done, what)
         except BaseException:
-            self._abandoned += requests  # MPI may still write into their buffers
+            self._abandoned += [*requests, *under_way]
             raise
 
     def wait_for(self, done: Callable[[], Any], what: str) -> None:

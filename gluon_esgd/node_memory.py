@@ -50,16 +50,24 @@ class Mapping(mmap.mmap):
         return offset if 0 <= offset <= mine.nbytes - array.nbytes else None
 
 
-def create() -> Tuple[int, str]:
-    """Make an empty file in memory; return its descriptor and path. The maker unlinks it."""
-    return tempfile.mkstemp(prefix="gluon_esgd_", dir=_FOLDER)
+def create(nbytes: int) -> Tuple[int, str]:
+    """Make a file in memory; return its descriptor and path. The maker unlinks it.
+
+    Parameters
+    ----------
+    nbytes : int
+        Its length; memory is taken by `reserve`.
+    """
+    file, path = tempfile.mkstemp(prefix="gluon_esgd_", dir=_FOLDER)
+    os.ftruncate(file, nbytes)
+    return file, path
 
 
 def create_anywhere(nbytes: int) -> Tuple[int, str]:
     """Make a small file of `nbytes`, on a disk where there is no room in memory."""
     file = None
     try:
-        file, path = create()
+        file, path = create(nbytes)
         reserve(file, 0, nbytes)
     except OSError:
         if file is not None:

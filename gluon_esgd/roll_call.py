@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .errors import TopologyError
 from .node_memory import Mapping, create_anywhere
 
 __all__ = ["RollCall"]
@@ -77,18 +78,37 @@ class RollCall:
 
         The file behind the memory is unlinked before anyone uses it, so that
         nothing is left behind, however the processes end.
+
+        Raises
+        ------
+        TopologyError
+            On all ranks of the node: they cannot map a file together.
         """
-        path: Optional[str] = None
-        if node.rank == 0:
-            file, path = create_anywhere(node.size * _ROW.itemsize)
-        path = node.bcast(path)
-        if node.rank != 0:
-            file = os.open(path, os.O_RDWR)
-        memory = Mapping.over(file, _ROW.itemsize, node.size, node.rank)
-        os.close(file)
-        node.Barrier()
-        if node.rank == 0:
+        nbytes = node.size * _ROW.itemsize
+        file, path, fault = -1, None, None
+        try:
+            if node.rank == 0:
+                file, path = create_anywhere(nbytes)
+        except OSError as error:
+            fault = str(error)
+        here, memory = node.bcast(path), None
+        try:
+            if here is not None:
+                file = file if node.rank == 0 else os.open(here, os.O_RDWR)
+                memory = Mapping.over(file, _ROW.itemsize, node.size, node.rank)
+        except OSError as error:
+            fault = str(error)
+        faults = {r: said for r, said in node.allgather((rank, fault)) if said is not None}
+        if file >= 0:
+            os.close(file)
+        if path is not None:
             os.unlink(path)
+        if faults:
+            raise TopologyError(
+                f"ranks of one machine cannot share memory (fault by rank: {faults}): let them see "
+                "the same /dev/shm or temporary folder (containers: --ipc=host or one container), "
+                "with some kilobytes free"
+            )
         return cls(cls.table(node.size, memory), node.allgather(rank), node.rank)
 
     def enter(self, what: str, idle: bool = False) -> None:

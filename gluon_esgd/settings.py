@@ -20,6 +20,7 @@ __all__ = [
     "RULES",
     "SIZE_VARIABLES",
     "Settings",
+    "own_tuning_path",
     "read",
     "table",
 ]
@@ -197,6 +198,14 @@ def read(environ: Optional[Mapping[str, str]] = None) -> Settings:
             faults.append(f"{name}={environ[name]!r} must be {parse.__doc__}")
     raise_faults("environment", faults, SettingsError)
     return Settings(**values)
+
+
+def own_tuning_path() -> str:
+    """Return where the user's own table of ``gluon-esgd tune`` lies, be there one or not."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(folder):  # to be ignored, says the XDG Base Directory Specification
+        folder = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(folder, "gluon_esgd", "tuning.json")
 
 
 def table() -> str:

@@ -46,8 +46,8 @@ class World:
     settings : Settings
         What the environment said when the world was made.
     comm, control : Communicator
-        Private duplicates over the client's ranks: one for operations in
-        MXNet's engine, one for calls of the main thread.
+        Private duplicates over the client's ranks: one for operations in MXNet's
+        engine (the trainer's own), one for calls of the main thread.
     """
 
     client: int = 0

@@ -40,6 +40,16 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
+def test_the_example_of_collectives_runs():
+    (text,) = blocks(ROOT / "docs" / "collectives.md", "python")
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+def test_the_command_starts_where_numpy_is_missing():
+    text = "import sys, gluon_esgd.cli; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):

@@ -21,7 +21,7 @@ PAGE = mmap.PAGESIZE
 
 def _two_of(count: int, nbytes: int) -> List[Mapping]:
     """What two ranks see of the same file, each with another part for its own."""
-    file, path = create()
+    file, path = create(count * nbytes)
     os.unlink(path)
     reserve(file, 0, count * nbytes)
     made = [Mapping.over(file, nbytes, count, own, name="a") for own in range(2)]
@@ -78,7 +78,7 @@ def test_a_mapping_lives_as_long_as_its_last_array() -> None:
 
 
 def test_a_file_lies_in_memory_under_the_name_of_the_library() -> None:
-    file, path = create()
+    file, path = create(0)
     try:
         assert os.path.dirname(path) == "/dev/shm"
         assert os.path.basename(path).startswith("gluon_esgd_")
@@ -95,7 +95,7 @@ def _no_room(file: int, start: int, nbytes: int) -> None:
 def test_room_is_taken_at_once_and_its_lack_is_an_error_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file, path = create()
+    file, path = create(0)
     os.unlink(path)
     try:
         reserve(file, PAGE, PAGE)

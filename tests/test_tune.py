@@ -17,7 +17,7 @@ from gluon_esgd.cli import main
 from gluon_esgd.collectives.registry import COLLECTIVES
 from gluon_esgd.collectives.tuning import load
 from gluon_esgd.tune import results
-from gluon_esgd.tune.measure import SIZES, size_text
+from gluon_esgd.tune.request import SIZES, size_text
 
 from .pool import OPEN_MPI_PYTHON, ROOT, Pool, Shape, environment, mpiexec
 

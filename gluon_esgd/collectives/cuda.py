@@ -144,7 +144,7 @@ class _Tail:
         self.write = Launch(narrowing(dtype), [self.address], [own], length, queue)
 
 
-@register("allreduce", "cuda", memory="device", half=True)
+@register("allreduce", "cuda", memory="device")
 def allreduce(task: Task) -> Run:
     """Reduce a part on each device and write it to all vectors."""
     group, comm, op = _Group(task), task.comm, task.op
@@ -177,7 +177,7 @@ def _reduction(
     return Launch(reducing(dtype, task.op), places, places, own.stop - own.start, queue, **by)
 
 
-@register("broadcast", "cuda", memory="device", half=True)
+@register("broadcast", "cuda", memory="device")
 def broadcast(task: Task) -> Run:
     """Read the root's first vector where it lies."""
     group, comm, dtype = _Group(task), task.comm, task.array.dtype

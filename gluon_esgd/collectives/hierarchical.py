@@ -19,7 +19,7 @@ from .ring import Ring
 __all__ = ["allreduce"]
 
 
-@register("allreduce", "hierarchical", memory="node", half=True)
+@register("allreduce", "hierarchical", memory="node")
 def allreduce(task: Task) -> Run:
     """Reduce in the machine, between machines, and write in the machine."""
     if len(task.comm.nodes) == 1:

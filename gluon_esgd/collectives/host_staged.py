@@ -102,8 +102,8 @@ def _copying(queue: Queue, target: int, source: int, size: int, dtype: np.dtype)
     return lambda: queue.copy(target, source, size * dtype.itemsize)
 
 
-@register("reduce_scatter", "host_staged", memory="device", half=True)
-@register("allreduce", "host_staged", memory="device", half=True)
+@register("reduce_scatter", "host_staged", memory="device")
+@register("allreduce", "host_staged", memory="device")
 def allreduce(task: Task) -> Run:
     """Reduce chunk by chunk; a reduce_scatter is a part of it."""
     size, sums = task.array.size, accumulator(task.array.dtype)
@@ -122,7 +122,7 @@ def allreduce(task: Task) -> Run:
 reduce_scatter = allreduce
 
 
-@register("broadcast", "host_staged", memory="device", half=True)
+@register("broadcast", "host_staged", memory="device")
 def broadcast(task: Task) -> Run:
     """Copy the root's first vector to the host, broadcast it there, copy it to all."""
     size, dtype = task.array.size, task.array.dtype
@@ -138,7 +138,7 @@ def broadcast(task: Task) -> Run:
     return pipeline.run
 
 
-@register("allgather", "host_staged", memory="device", half=True)
+@register("allgather", "host_staged", memory="device")
 def allgather(task: Task) -> Run:
     """Copy the own part to the host, gather there, copy everything back; in one piece."""
     size, dtype = task.array.size, task.array.dtype

@@ -42,7 +42,7 @@ def reduce_scatter(task: Task) -> Run:
     return run
 
 
-@register("allgather", "library", half=True)
+@register("allgather", "library")
 def allgather(task: Task) -> Run:
     """``MPI_Iallgatherv``."""
     comm, wire = task.comm, _wire(task.array)
@@ -55,7 +55,7 @@ def allgather(task: Task) -> Run:
     return run
 
 
-@register("broadcast", "library", half=True)
+@register("broadcast", "library")
 def broadcast(task: Task) -> Run:
     """``MPI_Ibcast``."""
     comm, wire = task.comm, _wire(task.array)

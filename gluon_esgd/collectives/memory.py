@@ -77,29 +77,33 @@ def share(nbytes: int, comm: Communicator) -> Optional[Mapping]:
         return Mapping.over(-1, room, 1, 0)
     path, file, fault = None, -1, None
     if comm.local_rank == 0:
-        (file, path), fault = _attempt(create, (-1, None))
-    offers = comm.allgather([nbytes, path], _WHAT)
-    path = offers[comm.nodes[comm.node_rank][0]][1]
-    mapping = None
+        (file, path), fault = _attempt(lambda: create(room * comm.local_size), (-1, None))
     try:
+        offers = comm.allgather([nbytes, path], _WHAT)
         _check_lengths([offer[0] for offer in offers])
-        if path is not None and comm.local_rank != 0:
-            file, fault = _attempt(lambda: os.open(path, os.O_RDWR), -1)
+        here = offers[comm.nodes[comm.node_rank][0]][1]
+        if here is not None and comm.local_rank != 0:
+            file, fault = _attempt(lambda: os.open(here, os.O_RDWR), -1)
+        mapping = None
         if file >= 0:
-            # Each rank takes its own part: pages come from where the core that calls is.
-            _, fault = _attempt(lambda: reserve(file, comm.local_rank * room, room), None)
-        faults = [said for said in comm.allgather(fault, _WHAT) if said is not None]
-        if not faults:
             # The first path is the name of the memory on all ranks of all machines.
-            mapping = Mapping.over(file, room, comm.local_size, comm.local_rank, offers[0][1])
+            mapping, fault = _attempt(lambda: _map(file, room, comm, offers[0][1]), None)
+        faults = [said for said in comm.allgather(fault, _WHAT) if said is not None]
     finally:
         if file >= 0:
             os.close(file)
-        if comm.local_rank == 0 and path is not None:
+        if path is not None:
             os.unlink(path)
-    if mapping is None:
+    if faults:
         _tell(faults[0], comm)
+        return None
     return mapping
+
+
+def _map(file: int, room: int, comm: Communicator, name: str) -> Mapping:
+    """Take memory for the own part, near the core that calls, and map all parts."""
+    reserve(file, comm.local_rank * room, room)
+    return Mapping.over(file, room, comm.local_size, comm.local_rank, name)
 
 
 def _attempt(action: Callable[[], Any], otherwise: Any) -> Tuple[Any, Optional[str]]:
@@ -113,14 +117,16 @@ def _attempt(action: Callable[[], Any], otherwise: Any) -> Tuple[Any, Optional[s
 def _check_lengths(lengths: List[int]) -> None:
     if len(set(lengths)) > 1:
         said = by_rank({rank: f"{length} bytes" for rank, length in enumerate(lengths)})
-        raise ValueError(f"the ranks ask for different shares of memory: {said}")
+        raise ValueError(
+            f"shared_array: the ranks ask for different lengths: {said}; all must ask for the same"
+        )
 
 
 def _tell(fault: str, comm: Communicator) -> None:
     if comm.local_rank == 0 and comm not in _told:
         _told.add(comm)
         _log.warning(
-            "no shared memory in /dev/shm: %s; collectives go through messages instead, which is "
+            "no shared memory in /dev/shm: %s; vectors are copied or sent instead, which is "
             "slower; make it larger (mount -o remount,size=..., docker run --shm-size=...)",
             fault,
         )

@@ -184,7 +184,7 @@ def _reduced(
     return run
 
 
-@register("allreduce", "nccl", memory="device", half=True)
+@register("allreduce", "nccl", memory="device")
 def allreduce(task: Task) -> Run:
     """``ncclAllReduce``, means as sums that are divided."""
     clique, size = _Clique(task), task.array.size
@@ -196,7 +196,7 @@ def allreduce(task: Task) -> Run:
     return _reduced(task, clique, slice(0, size), call)
 
 
-@register("broadcast", "nccl", memory="device", half=True)
+@register("broadcast", "nccl", memory="device")
 def broadcast(task: Task) -> Run:
     """``ncclBroadcast`` from the root's first vector."""
     clique, size, places = _Clique(task), task.array.size, [address(v) for v in task.vectors]
@@ -208,7 +208,7 @@ def broadcast(task: Task) -> Run:
     return lambda what: clique.run([lambda: clique.make(call)], what)
 
 
-@register("reduce_scatter", "nccl", memory="device", half=True)
+@register("reduce_scatter", "nccl", memory="device")
 def reduce_scatter(task: Task) -> Run:
     """``ncclReduceScatter`` of equal parts."""
     own, clique = _equal_part(task), _Clique(task)
@@ -222,7 +222,7 @@ def reduce_scatter(task: Task) -> Run:
     return _reduced(task, clique, own, call)
 
 
-@register("allgather", "nccl", memory="device", half=True)
+@register("allgather", "nccl", memory="device")
 def allgather(task: Task) -> Run:
     """``ncclAllGather`` of equal parts."""
     own, clique, dtype = _equal_part(task), _Clique(task), task.array.dtype

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..communicator import Communicator
 from ..node_memory import mapping_of
+from ..settings import PREFIX
 from .adapters import announced
 from .agreement import by_rank
 from .choice import choose, choose_on_devices, settle
@@ -172,7 +173,7 @@ def _fault(
         kinds = ", ".join(f"{v.dtype} of shape ({v.size},)" for v in group)
         return f"vectors must be of one type and length, got {kinds}"
     if len({is_on_device(v) for v in group}) > 1:
-        return "vectors must all lie on GPUs or all in host memory"
+        return "vectors must all lie on GPUs or all in host memory; move some of them"
     if is_on_device(group[0]) and len(group) > MOST:
         return f"vectors must be at most {MOST} on the GPUs of one process, got {len(group)}"
     if op == "weighted_mean" and (collective != "allreduce" or group[0].size < 2):
@@ -188,8 +189,13 @@ def _fault(
         )
     wants_device = find(collective, algorithm).memory == "device"
     if wants_device != is_on_device(group[0]):
-        there, here = ("GPUs", "host memory") if wants_device else ("host memory", "a GPU")
-        return f"algorithm={algorithm!r} is for vectors in {there}, and this one lies in {here}"
+        there, here = (
+            ("on GPUs", "in host memory") if wants_device else ("in host memory", "on a GPU")
+        )
+        return (
+            f"algorithm={algorithm!r} is for vectors {there}, and this one lies {here}; use 'auto' "
+            f"(or unset {PREFIX}ALGORITHM)"
+        )
     return None
 
 

@@ -37,7 +37,7 @@ def _prepared(collective: str, name: str, task: Task) -> Tuple[str, Run]:
         return name, algorithm.prepare(task)
     # Half floats are rounded once: also where ranks have several, and at the end of all chunks.
     wide = reduces and task.array.dtype == np.float16
-    if wide and algorithm.half and task.home is not None and task.count == task.comm.size:
+    if algorithm.memory == "node" and task.home is not None and task.count == task.comm.size:
         wide = False
     if wide:
         task = replace(task, home=None)

@@ -115,28 +115,23 @@ class Algorithm:
     prepare : callable
     memory : {'host', 'device', 'node'}
         Where the vectors lie that it takes: of this process, on GPUs, or in memory that the
-        ranks of a machine share.
-    half : bool
-        Whether it takes float16 and adds it up in float32 itself.
+        ranks of a machine share. Reductions of the last two add float16 up in float32.
     """
 
     prepare: Prepare
     memory: str = "host"
-    half: bool = False
 
 
 _algorithms: Dict[Tuple[str, str], Algorithm] = {}
 
 
-def register(
-    collective: str, name: str, *, memory: str = "host", half: bool = False
-) -> Callable[[Prepare], Prepare]:
+def register(collective: str, name: str, *, memory: str = "host") -> Callable[[Prepare], Prepare]:
     """Decorate an algorithm of `collective` to enter it under `name`; see `Algorithm`."""
 
     def enter(function: Prepare) -> Prepare:
         if (collective, name) in _algorithms:
             raise ValueError(f"{collective} algorithm {name!r} is registered already")
-        _algorithms[collective, name] = Algorithm(function, memory, half)
+        _algorithms[collective, name] = Algorithm(function, memory)
         return function
 
     return enter

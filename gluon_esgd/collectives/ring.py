@@ -72,11 +72,11 @@ class Ring:
             if turn >= _UNDER_WAY:
                 done = turn - _UNDER_WAY
                 if done < len(targets):
-                    comm.wait([receives[done]], what)
+                    comm.wait([receives[done]], what, under_way=[*receives, *sends])
                     if adds:
                         self._op.combine(places[done], targets[done], out=targets[done])
                 if done < len(out):
-                    comm.wait([sends[done]], what)
+                    comm.wait([sends[done]], what, under_way=[*receives, *sends])
             if turn < len(targets):
                 receives.append(comm.mpi.Irecv(places[turn], before, _TAG))
             if turn < len(out):
@@ -115,7 +115,7 @@ def reduce_scatter(task: Task) -> Run:
     return run
 
 
-@register("allgather", "ring", half=True)
+@register("allgather", "ring")
 def allgather(task: Task) -> Run:
     """The second half of the ring."""
     wire = task.array.view(np.uint16) if task.array.dtype == np.float16 else task.array

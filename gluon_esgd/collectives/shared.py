@@ -69,7 +69,7 @@ class Reduction:
                 total = result  # rounded once
 
 
-@register("allreduce", "shared", memory="node", half=True)
+@register("allreduce", "shared", memory="node")
 def allreduce(task: Task) -> Run:
     """Reduce a part on each rank and write it to all."""
     comm, op, array, vectors = task.comm, task.op, task.array, task.on_node()
@@ -90,7 +90,7 @@ def allreduce(task: Task) -> Run:
     return run
 
 
-@register("reduce_scatter", "shared", memory="node", half=True)
+@register("reduce_scatter", "shared", memory="node")
 def reduce_scatter(task: Task) -> Run:
     """Reduce each rank's own part on it."""
     comm, op = task.comm, task.op
@@ -105,7 +105,7 @@ def reduce_scatter(task: Task) -> Run:
     return run
 
 
-@register("allgather", "shared", memory="node", half=True)
+@register("allgather", "shared", memory="node")
 def allgather(task: Task) -> Run:
     """Read the parts of the others where they lie."""
     comm, size = task.comm, task.array.size
@@ -118,7 +118,7 @@ def allgather(task: Task) -> Run:
     return _copies(task, pairs)
 
 
-@register("broadcast", "shared", memory="node", half=True)
+@register("broadcast", "shared", memory="node")
 def broadcast(task: Task) -> Run:
     """Read the vector of the root where it lies."""
     vectors = task.on_node()

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ..communicator import Communicator
-from ..settings import PREFIX, read
+from ..settings import PREFIX, own_tuning_path, read
 from .registry import COLLECTIVES, find, names
 
-__all__ = ["VERSION", "Table", "load", "own_path", "serves", "shape_of", "tuned"]
+__all__ = ["VERSION", "Table", "load", "serves", "shape_of", "tuned"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,14 +28,6 @@ Steps = List[Tuple[Optional[int], str]]
 
 # A shape that was not measured takes the choices of one with up to so many times its ranks.
 _NEAR = 2.0
-
-
-def own_path() -> str:
-    """Return where the user's own table lies, be there one or not."""
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # to be ignored, says the XDG Base Directory Specification
-        folder = os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(folder, "gluon_esgd", "tuning.json")
 
 
 def shape_of(comm: Communicator) -> Shape:
@@ -123,7 +114,7 @@ def tuned(collective: str, nbytes: int, comm: Communicator) -> Optional[str]:
 def _table() -> Optional[Table]:
     """The table in the file of the settings, or in the user's own; a fault is told once."""
     given = read().tuning
-    path = given or own_path()
+    path = given or own_tuning_path()
     try:
         return load(path)[0]
     except (OSError, ValueError) as error:

@@ -15,7 +15,6 @@ from ..errors import LaunchError
 from ..launch.run import run
 from ..launch.spec import JobSpec
 from .request import START_S, Request, add_arguments, request_from
-from .results import check_place, merge, text, told, write
 
 __all__ = ["add_command", "tune"]
 
@@ -68,6 +67,9 @@ def tune(request: Request, mpiexec: Optional[str] = None) -> int:
     OSError
         The table cannot be written.
     """
+    # Here, since gluon-esgd must start where numpy is missing, to say so.
+    from .results import check_place, merge, text, told, write
+
     check_place(request.output)
     folder = Path(tempfile.mkdtemp(prefix="gluon-esgd-tune-"))
     code = 0

@@ -12,13 +12,13 @@ from ..collectives import names, plan, shared_array
 from ..collectives.registry import COLLECTIVES
 from ..collectives.tuning import serves
 from ..communicator import Communicator
+from .request import size_text
 
-__all__ = ["SIZES", "Samples", "measure", "size_text"]
+__all__ = ["Samples", "measure"]
 
 # collective -> bytes -> algorithm -> microseconds, one for each round
 Samples = Dict[str, Dict[int, Dict[str, List[float]]]]
 
-SIZES = tuple(1024 * 4**k for k in range(9))  # 1 KB to 64 MB
 _ROUNDS = 25
 _SAMPLE_S = 1e-3  # short collectives are made several times between two looks at the clock
 _MOST_REPETITIONS = 50
@@ -55,14 +55,6 @@ def measure(
         say(f"not enough {lacking} for vectors above {size_text(largest)}")
     _rounds(cells, comm, end, say)
     return _of_the_last_rank(cells, comm)
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size as people write it: 64K, 16M."""
-    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
-        if nbytes % unit == 0:
-            return f"{nbytes // unit}{name}"
-    return str(nbytes)
 
 
 class _Cell:

@@ -8,15 +8,14 @@ import re
 from dataclasses import dataclass
 from typing import Callable, List, Optional, Tuple, TypeVar
 
-from ..collectives.tuning import own_path
 from ..errors import raise_faults
-from ..settings import read
-from .measure import SIZES, size_text
+from ..settings import own_tuning_path, read
 
-__all__ = ["Request", "add_arguments", "request_from"]
+__all__ = ["SIZES", "Request", "add_arguments", "request_from", "size_text"]
 
 T = TypeVar("T")
 
+SIZES = tuple(1024 * 4**k for k in range(9))  # 1 KB to 64 MB
 LIMIT_S = 60.0
 START_S = 4.0  # of the limit, what a job takes to start and to end
 _MOST_BYTES = 1 << 34
@@ -82,7 +81,7 @@ def request_from(
     if options.output == "":
         faults.append("--output '' must be the name of a file")
     raise_faults("command line", faults)
-    return Request(counts, sizes, limit_s, options.output or read().tuning or own_path())
+    return Request(counts, sizes, limit_s, options.output or read().tuning or own_tuning_path())
 
 
 def _counts(text: str) -> Tuple[int, ...]:
@@ -108,3 +107,11 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise ValueError
     return value
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size as people write it: 64K, 16M."""
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit}{name}"
+    return str(nbytes)

@@ -14,10 +14,11 @@ from statistics import median
 from typing import Any, Dict, List, Optional
 
 from ..collectives.choice import default
-from ..collectives.tuning import VERSION, load, own_path, shape_of
+from ..collectives.tuning import VERSION, load, shape_of
 from ..communicator import Communicator
-from ..settings import PREFIX, read
-from .measure import Samples, size_text
+from ..settings import PREFIX, own_tuning_path, read
+from .measure import Samples
+from .request import size_text
 
 __all__ = [
     "check_place",
@@ -179,7 +180,7 @@ def check_place(path: str) -> None:
 
 def told(path: str) -> str:
     """Return what to say when the table was written to `path`."""
-    if os.path.realpath(path) == os.path.realpath(read().tuning or own_path()):
+    if os.path.realpath(path) == os.path.realpath(read().tuning or own_tuning_path()):
         return f"wrote {path}"
     return f"wrote {path}; auto follows it where {PREFIX}TUNING={path} is set"
 

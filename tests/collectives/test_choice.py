@@ -13,8 +13,9 @@ import pytest
 
 from gluon_esgd.collectives import plan, tuning
 from gluon_esgd.collectives.choice import choose, default
-from gluon_esgd.collectives.tuning import Table, load, own_path, serves
+from gluon_esgd.collectives.tuning import Table, load, serves
 from gluon_esgd.communicator import Communicator
+from gluon_esgd.settings import own_tuning_path
 
 from ..pool import OPEN_MPI_PYTHON, Pool, Shape, label
 
@@ -117,7 +118,7 @@ def test_above_the_last_bound_the_built_in_choices_hold(write: Any) -> None:
 def test_the_user_has_a_table_of_their_own(nothing: Path) -> None:
     nothing.parent.mkdir()
     nothing.write_text(json.dumps(document({"1x2": {"allreduce": STEPS}})))
-    assert own_path() == str(nothing)
+    assert own_tuning_path() == str(nothing)
     assert choose("allreduce", KB, ranks(2)) == "ring"
 
 
@@ -127,7 +128,7 @@ def test_the_own_place_without_a_folder_for_settings(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", folder)
     monkeypatch.setenv("HOME", "/home/me")
-    assert own_path() == "/home/me/.config/gluon_esgd/tuning.json"
+    assert own_tuning_path() == "/home/me/.config/gluon_esgd/tuning.json"
 
 
 def test_only_rank_0_looks(write: Any, caplog: pytest.LogCaptureFixture) -> None:

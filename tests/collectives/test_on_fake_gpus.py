@@ -313,9 +313,9 @@ def test_bad_vectors() -> None:
             plan("allreduce", vectors, comm)
         with pytest.raises(ValueError, match="must all lie on GPUs or all in host memory"):
             plan("allreduce", [vectors[0], np.ones(2, "f")], comm)
-        with pytest.raises(ValueError, match="'cuda' is for vectors in GPUs, and this one lies"):
+        with pytest.raises(ValueError, match="'cuda' is for vectors on GPUs, and these are in"):
             plan("allreduce", np.ones(2, "f"), comm, algorithm="cuda")
-        with pytest.raises(ValueError, match="'ring' is for vectors in host memory, and this one"):
+        with pytest.raises(ValueError, match="'ring' is for vectors in host memory, and these are"):
             plan("allreduce", vectors[0], comm, algorithm="ring")
         plan("allreduce", fake_cupy.Array(np.ones(0, "f"), 0), comm)()
         del vectors

@@ -351,7 +351,7 @@ def test_without_shared_memory_messages_do_with_one_warning_of_each_machine(
     warnings = [line for line in output.splitlines() if "no shared memory in /dev/shm" in line]
     assert len(warnings) == nodes, output
     for line in warnings:
-        assert "messages instead" in line and "docker run --shm-size" in line
+        assert "copied or sent instead" in line and "docker run --shm-size" in line
 
 
 @pytest.mark.mpi
