@@ -2,7 +2,8 @@
 
 What lives in the buffer is neither packed nor unpacked: backward writes there, and the collective
 finds it there. What cannot (a gradient of another type, on a GPU, of a second device, or
-where a graph goes on writing elsewhere) is copied into its slot and back.
+where a graph goes on writing elsewhere) is copied into its slot and back. Where all ranks can,
+gradients on GPUs have buckets of their own (`device_bucket`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mxnet.gluon import Parameter
 from .collectives import pack_order
 from .engine import exchange, move, view
 
-__all__ = ["ERRORS", "SAMPLES", "TAIL", "Bucket", "Layout", "Packing", "lay"]
+__all__ = ["ERRORS", "SAMPLES", "TAIL", "Bucket", "Layout", "Packing", "lay", "title"]
 
 TAIL = 2  # elements behind the gradients: the rank's sample count, and its error mark
 SAMPLES, ERRORS = -2, -1
@@ -53,6 +54,13 @@ def lay(params: Sequence[Parameter], bucket_bytes: int) -> List[Layout]:
         ends = np.cumsum([-(-sizes[i] // step) * step for i in indices]).tolist()
         layouts.append(Layout(indices, [0, *ends[:-1]], dtype, ends[-1] + TAIL))
     return layouts
+
+
+def title(number: int, params: Sequence[Parameter]) -> str:
+    """Return how messages call bucket `number`, of the gradients of `params`."""
+    names = [p.name for p in params]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"gradient bucket {number} ({', '.join(names[:_NAMED])}{more})"
 
 
 class _Slot:
@@ -176,13 +184,24 @@ class Bucket:
         for index, start in zip(layout.indices, layout.starts):
             end = start + int(np.prod(params[index].shape))
             self._slots.append(_Slot(params[index], buffer[start:end]))
-        names = [p.name for p in (slot.param for slot in self._slots)]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        self._text = f"gradient bucket {number} ({', '.join(names[:_NAMED])}{more})"
+        self._text = title(number, [slot.param for slot in self._slots])
         self.house()
 
     def __str__(self) -> str:
         return self._text
+
+    @property
+    def vectors(self) -> List[np.ndarray]:
+        """What takes part in the collective: the buffer."""
+        return [self.buffer]
+
+    def set_tail(self, weight: float, error: bool) -> None:
+        """Write the sample count and the error mark of this rank."""
+        self.buffer[SAMPLES], self.buffer[ERRORS] = weight, error
+
+    def errors(self) -> float:
+        """Return the error marks of all ranks, added up; after the collective."""
+        return float(self.buffer[ERRORS])
 
     def house(self) -> None:
         """Let gradients live here that do not yet, before backward writes them.

@@ -9,15 +9,17 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .bucket import ERRORS, SAMPLES, Bucket, Layout, Packing, lay
+from .bucket import ERRORS, Bucket, Layout, Packing, lay
 from .collectives import Plan, divide_by_weight, plan, shared_array
+from .collectives.registry import find
 from .communicator import Communicator
 from .counters import Counters
+from .device_bucket import DeviceBucket, DevicePacking, devices_of, lay_on_devices
 from .engine import Lane
 from .errors import CollectiveError
 from .settings import Settings
@@ -55,9 +57,10 @@ class GradientReducer:
         self._comm, self._lane, self._counters = comm, lane, counters
         self._algorithm, self._bucket_bytes = settings.algorithm, settings.bucket_bytes
         self.between = between
-        self._dtypes: List[Any] = []
+        self._kinds: Tuple[List[Any], List[Any]] = ([], [])
         self._layouts: List[Layout] = []
-        self._buckets: List[Bucket] = []
+        self._devices: List[int] = []
+        self._buckets: Sequence[Union[Bucket, DeviceBucket]] = []
         self._plans: List[Plan] = []
 
     @property
@@ -123,46 +126,70 @@ class GradientReducer:
             bucket.unstage()
 
     def _lay(self) -> None:
-        """Make the buckets, anew where types have changed (cast); collective, waits only then."""
-        dtypes = [p.dtype for p in self._params]
-        if dtypes == self._dtypes:
+        """Make the buckets, anew where types (cast) or GPUs (reset_ctx) have changed; collective.
+
+        It waits only then.
+        """
+        before = self._kinds
+        self._kinds = [p._dtype for p in self._params], [p._ctx_list for p in self._params]
+        if self._kinds == before:
             return
-        self._dtypes = dtypes
-        layouts = lay(self._params, self._bucket_bytes)
-        if layouts == self._layouts:
+        layouts, devices = lay(self._params, self._bucket_bytes), self._devices_now()
+        if (layouts, devices) == (self._layouts, self._devices):
             return
         self._lane.wait()  # whatever still travels in the old ones
+        self._buckets, self._plans, self._layouts, self._devices = [], [], layouts, devices
+        self._buckets = self._make_buckets()
         op = "sum" if self.between is not None else "weighted_mean"
-        self._buckets, self._plans, self._layouts = [], [], layouts
-        for number, layout in enumerate(layouts):
-            buffer = shared_array(layout.size, layout.dtype, self._comm)
-            bucket = Bucket(number, self._params, layout, buffer)
-            self._buckets.append(bucket)
-            what = f"gradient bucket {number}"
-            self._plans.append(
-                plan("allreduce", buffer, self._comm, op=op, algorithm=self._algorithm, what=what)
+        for bucket in self._buckets:
+            what = f"gradient bucket {bucket.number}"
+            made = plan(
+                "allreduce", bucket.vectors, self._comm, op=op, algorithm=self._algorithm, what=what
             )
+            self._plans.append(made)
+
+    @property
+    def _may_use_gpus(self) -> bool:
+        """Whether buckets may lie on GPUs at all; the same on all ranks."""
+        # Clients sum what lies in host memory.
+        asked = self._algorithm == "auto" or find("allreduce", self._algorithm).memory == "device"
+        return asked and self.between is None
+
+    def _devices_now(self) -> List[int]:
+        return devices_of(self._params) if self._may_use_gpus else []
+
+    def _make_buckets(self) -> Sequence[Union[Bucket, DeviceBucket]]:
+        if self._may_use_gpus:
+            made = lay_on_devices(self._params, self._layouts, self._devices, self._comm)
+            if made:
+                return made
+        return [
+            Bucket(
+                number, self._params, layout, shared_array(layout.size, layout.dtype, self._comm)
+            )
+            for number, layout in enumerate(self._layouts)
+        ]
 
     def _run(self, job: _Reduction) -> None:
         """In the engine: pack, sum over ranks and clients, scale, unpack."""
         start, bucket, error = time.perf_counter(), job.bucket, job.error
-        buffer = bucket.buffer
         try:
             job.pack()
         except Exception as cause:
             error = f"packing failed: {cause!r}"
-        buffer[SAMPLES], buffer[ERRORS] = job.weight, error is not None
+        bucket.set_tail(job.weight, error is not None)
         job.plan(str(job))
         if self.between is not None:
             error = self._sum_clients(job, error)
-        if buffer[ERRORS]:
+        if bucket.errors():
             self._raise_everywhere(job, error)
         job.packing.unpack()
-        self._counters.collective_bytes += buffer.nbytes
+        self._counters.collective_bytes += sum(vector.nbytes for vector in bucket.vectors)
         self._counters.collective_s += time.perf_counter() - start
 
     def _sum_clients(self, job: _Reduction, error: Optional[str]) -> Optional[str]:
         # With an error too: the mark tells the other clients, who would wait in vain.
+        assert isinstance(job.bucket, Bucket)  # see _may_use_gpus
         buffer = job.bucket.buffer
         if self._comm.rank == 0:
             try:
@@ -196,15 +223,15 @@ class GradientReducer:
 class _Reduction:
     """One bucket in one step: what the engine needs when its turn comes."""
 
-    bucket: Bucket
+    bucket: Union[Bucket, DeviceBucket]
     plan: Plan
-    packing: Packing
+    packing: Union[Packing, DevicePacking]
     weight: float
     error: Optional[str]
     step: int
 
     def pack(self) -> None:
-        """Fill the buffer but for its tail."""
+        """Fill the bucket but for its tail."""
         self.packing.pack()
 
     def __str__(self) -> str:
