@@ -16,7 +16,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .collectives import pack_order
-from .engine import exchange, move, view
+from .engine import move, swap, view
 
 __all__ = ["ERRORS", "SAMPLES", "TAIL", "Bucket", "Layout", "Packing", "lay", "title"]
 
@@ -27,9 +27,8 @@ _ALIGNED_BYTES = 64  # a cache line, so that no two gradients share one
 _NAMED = 3  # parameters that an error message names
 # Attribute of a parameter: a reference to the bucket in which its gradient lives.
 _HOME = "_gluon_esgd_home"
-# A gradient moves into a bucket when it is new, and once more if that came too early.
-_TRIES = 2
 _UNTOUCHED = -7.0e-31  # left where a gradient has moved away: who writes there still?
+_LOOKED_AT = 16  # elements of it
 
 
 class Layout(NamedTuple):
@@ -72,7 +71,6 @@ class _Slot:
         self.packed: List[mx.nd.NDArray] = []  # on the CPU, copied in the engine
         self.staged: List[Tuple[mx.nd.NDArray, mx.nd.NDArray]] = []  # elsewhere, and packed
         self.former: Optional[mx.nd.NDArray] = None  # where the gradient lived until now
-        self.tries = 0  # how often it may still be moved here
         self._arrays: List[mx.nd.NDArray] = []
         self._handles: List[Any] = []
 
@@ -89,7 +87,7 @@ class _Slot:
 
     def settle(self) -> None:
         """Take the arrays that there are now; all of them are packed."""
-        self.lives_here, self.former, self.tries = False, None, _TRIES
+        self.lives_here, self.former = False, None
         self._look()
 
     def _look(self) -> None:
@@ -106,11 +104,9 @@ class _Slot:
         self._handles = [array.handle for array in arrays]
 
     def house(self, bucket: Bucket) -> None:
-        """Let the first array live here, between a step and the next backward pass, if it can."""
+        """Let the first array live here, before the first backward pass, if it can."""
         if not self._can_live_here(bucket):
-            self.tries = 0
             return
-        self.tries -= 1
         self.former = move(self.param.list_grad()[0], self.memory)
         self.former[:] = _UNTOUCHED
         self._mark()
@@ -119,12 +115,15 @@ class _Slot:
         self._look()
 
     def _can_live_here(self, bucket: Bucket) -> bool:
+        """Whether backward can write it here, and no graph is used to writing it elsewhere."""
         first = self.param.list_grad()[0]
-        return (
+        return bool(
             self.param.grad_req == "write"
             and first.context == mx.cpu(0)
             and first.dtype == self.memory.dtype
             and getattr(self.param, _HOME, _nobody)() in (None, bucket)
+            and not any(data._fresh_grad for data in self.param.list_data())
+            and not first.asnumpy().any()
         )
 
     def _mark(self) -> None:
@@ -142,18 +141,15 @@ class _Slot:
         backward before, go on writing where they wrote then, whatever autograd is told. Then the
         gradient moves back, and is packed.
         """
-        former = self.former
+        former, self.former = self.former, None
         assert former is not None
-        data = self.param.list_data()
-        written_here = all(array._fresh_grad for array in data)
-        if (former.asnumpy() == former.dtype(_UNTOUCHED)).all():
-            if written_here:
-                self.former = None
+        seen = former.reshape(-1)[:_LOOKED_AT].asnumpy()
+        if (seen == former.dtype(_UNTOUCHED)).all():
             return
-        self.former, self.lives_here = None, False
-        exchange(self.param.list_grad()[0], former)
+        self.lives_here = False
+        swap(self.param.list_grad()[0], former)
         self._mark()
-        for array in data:
+        for array in self.param.list_data():
             array._fresh_grad = True
         setattr(self.param, _HOME, _nobody)
         self._look()
@@ -204,14 +200,13 @@ class Bucket:
         return float(self.buffer[ERRORS])
 
     def house(self) -> None:
-        """Let gradients live here that do not yet, before backward writes them.
+        """Let new gradients live here, before backward writes them.
 
         Whoever holds a gradient sees its values as before.
         """
         for slot in self._slots:
             if not slot.settled:
                 slot.settle()
-            if slot.tries and not slot.lives_here:
                 slot.house(self)
         self._list()
 
@@ -234,8 +229,6 @@ class Bucket:
         self.arrays = [*at_home, *(array for slot in self._slots for array in slot.packed)]
         self._packed = [slot for slot in self._slots if slot.packed]
         self._staged = [pair for slot in self._slots for pair in slot.staged]
-        #: Whether `house` may still do something.
-        self.may_house = any(slot.tries and not slot.lives_here for slot in self._slots)
 
     def stage(self) -> None:
         """Push copies of what is not on the CPU to beside it."""

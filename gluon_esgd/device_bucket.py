@@ -98,8 +98,6 @@ class DeviceBucket:
         One on each device.
     """
 
-    may_house = False
-
     def __init__(
         self,
         number: int,

@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
-__all__ = ["Lane", "exchange", "lane", "move", "view", "wait_to_write"]
+__all__ = ["Lane", "lane", "move", "swap", "view", "wait_to_write"]
 
 _CPU = 1
 _PRIORITIZED = 3  # a thread pool of its own, so that compute threads are not blocked
@@ -98,7 +98,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
     return np.frombuffer(memory, dtype)
 
 
-def exchange(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:
+def swap(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:
     """Let two arrays of one shape and type change their memory; the objects stay who they are."""
     one.handle, other.handle = other.handle, one.handle
 
@@ -123,7 +123,7 @@ def move(array: mx.nd.NDArray, memory: np.ndarray) -> mx.nd.NDArray:
     # from_numpy makes what it is given read-only: a view of its own.
     there = mx.nd.from_numpy(memory.reshape(array.shape).view(), zero_copy=True)
     array.copyto(there)
-    exchange(array, there)
+    swap(array, there)
     return there
 
 

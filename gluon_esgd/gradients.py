@@ -62,6 +62,7 @@ class GradientReducer:
         self._devices: List[int] = []
         self._buckets: Sequence[Union[Bucket, DeviceBucket]] = []
         self._plans: List[Plan] = []
+        self._spreads: List[Plan] = []  # broadcasts of what came from other clients
 
     @property
     def needed(self) -> bool:
@@ -70,9 +71,8 @@ class GradientReducer:
             return True
         return bool(self._params) and len(self._params[0].list_ctx()) > 1  # the same for all
 
-    @property
-    def sizes(self) -> List[int]:
-        """Elements of each bucket with its tail, in the order of travel."""
+    def lengths(self) -> List[int]:
+        """Return the elements of each bucket with its tail, in the order of travel; collective."""
         self._lay()
         return [layout.size for layout in self._layouts]
 
@@ -89,12 +89,6 @@ class GradientReducer:
             self._lay()
             for bucket in self._buckets:
                 bucket.settle()
-
-    def house_rest(self) -> None:
-        """Let gradients live in the buckets that were replaced since; after an update."""
-        for bucket in self._buckets:
-            if bucket.may_house:
-                bucket.house()
 
     def reduce(
         self, step: int, weight: float, stale: Sequence[int] = (), error: Optional[str] = None
@@ -130,23 +124,25 @@ class GradientReducer:
 
         It waits only then.
         """
-        before = self._kinds
-        self._kinds = [p._dtype for p in self._params], [p._ctx_list for p in self._params]
-        if self._kinds == before:
+        kinds = [p._dtype for p in self._params], [p._ctx_list for p in self._params]
+        if kinds == self._kinds:
             return
         layouts, devices = lay(self._params, self._bucket_bytes), self._devices_now()
-        if (layouts, devices) == (self._layouts, self._devices):
-            return
-        self._lane.wait()  # whatever still travels in the old ones
-        self._buckets, self._plans, self._layouts, self._devices = [], [], layouts, devices
-        self._buckets = self._make_buckets()
-        op = "sum" if self.between is not None else "weighted_mean"
-        for bucket in self._buckets:
-            what = f"gradient bucket {bucket.number}"
-            made = plan(
-                "allreduce", bucket.vectors, self._comm, op=op, algorithm=self._algorithm, what=what
-            )
-            self._plans.append(made)
+        if (layouts, devices) != (self._layouts, self._devices):
+            self._lane.wait()  # whatever still travels in the old ones
+            self._layouts, self._devices = layouts, devices
+            self._buckets = self._make_buckets()
+            self._plans = [self._plan("allreduce", bucket) for bucket in self._buckets]
+            if self.between is not None:
+                self._spreads = [self._plan("broadcast", bucket) for bucket in self._buckets]
+        self._kinds = kinds
+
+    def _plan(self, collective: str, bucket: Union[Bucket, DeviceBucket]) -> Plan:
+        op, algorithm = "sum", "auto"
+        if collective == "allreduce":
+            op, algorithm = op if self.between is not None else "weighted_mean", self._algorithm
+        what = f"gradient bucket {bucket.number}"
+        return plan(collective, bucket.vectors, self._comm, op=op, algorithm=algorithm, what=what)
 
     @property
     def _may_use_gpus(self) -> bool:
@@ -196,7 +192,7 @@ class GradientReducer:
                 self.between(job.bucket.number, buffer)  # type: ignore[misc]
             except Exception as cause:
                 buffer[ERRORS], error = 1, str(cause)
-        self._comm.broadcast(buffer, str(job))
+        self._spreads[job.bucket.number](str(job))
         divide_by_weight(buffer)
         return error
 

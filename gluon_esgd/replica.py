@@ -73,7 +73,7 @@ class Replica:
         name = job.claim(policy.rule)
         self._reducer: Optional[GradientReducer] = None
         self._reduced: List[Parameter] = []
-        self._round_sizes: List[int] = []
+        self._round_lengths: List[int] = []
         self._step = 0
         self._started = False
         self._drop_gradient = False
@@ -163,11 +163,11 @@ class Replica:
         reducer = self._reducer
         assert reducer is not None
         reducer.settle()
-        if reducer.between is not None and reducer.sizes != self._round_sizes:
-            self._round_sizes = sizes = reducer.sizes
+        if reducer.between is not None and reducer.lengths() != self._round_lengths:
+            self._round_lengths = lengths = reducer.lengths()
             self._job.lane.wait()
-            if sizes:
-                self._world.on_leader(lambda: self._rounds.lay(sizes))
+            if lengths:
+                self._world.on_leader(lambda: self._rounds.lay(lengths))
         return reducer
 
     def reduce(self, samples: float, ignore_stale_grad: bool) -> bool:
@@ -233,8 +233,6 @@ class Replica:
         """Exchange with the center what is due after an update; pushes, does not wait."""
         self._step += 1
         self._drop_gradient = False
-        if self._reducer is not None:
-            self._reducer.house_rest()
         if self._exchange is not None:
             self._exchange.after_update(self._step)
         else:

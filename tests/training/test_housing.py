@@ -50,6 +50,18 @@ def _backward_before(net: Any, step: int) -> None:
         net.collect_params().zero_grad()
 
 
+def _trained_before(net: Any, step: int) -> None:
+    """The same, where nothing shows it any more."""
+    if step == -2:
+        before = flat(net)
+        net.hybridize(static_alloc=True, static_shape=True)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)
+        x, y = batches(1)
+        train_step(net, trainer, own_share(x[0]), own_share(y[0]))
+        net.collect_params().zero_grad()
+        _set(net, before)
+
+
 def _initialize_again(net: Any, step: int) -> None:
     if step == 2:
         before = flat(net)
@@ -96,10 +108,11 @@ def _set(net: Any, values: np.ndarray) -> None:
 SCRIPTS: Dict[str, Tuple[Callable, str]] = {
     "nothing": (_nothing, "yyyyyy"),
     "hybridized": (_hybridize, "yyyyyy"),
-    "backward_before": (_backward_before, "yynnnn"),
+    "backward_before": (_backward_before, "nnnnnn"),
+    "trained_before": (_trained_before, "ynnnnn"),
     "initialized_again": (_initialize_again, "yyyyyy"),
     "reset_ctx": (_reset_ctx, "yyyyyy"),
-    "cast": (_there_and_back, "yynyyy"),
+    "cast": (_there_and_back, "yynnnn"),
     "add": (_add_up, "nnnnnn"),
 }
 
@@ -147,19 +160,70 @@ def test_ranks_may_differ_in_where_gradients_live(pools: Pools, shape: Shape) ->
     results = pools.get(shape).run(_train, "one_rank")
     expected = _alone()
     assert [housed for _, housed in results] == [
-        "yynyyy" if r == 1 else "yyyyyy" for r in range(shape.workers)
+        "yynnnn" if r == 1 else "yyyyyy" for r in range(shape.workers)
     ]
     for weights, _ in results:
         assert np.linalg.norm(weights - expected) < 1e-6 * np.linalg.norm(expected)
 
 
-def _deferred() -> List[bool]:
+def _deferred(hybridized: bool = True) -> List[bool]:
     net = network(deferred=True)
+    if hybridized:
+        net.hybridize()
     trainer = make_trainer(net)
-    x, y = batches(3)
-    for i in range(3):  # the first one finds layers in the graph before all are known
+    x, y = batches(2)
+    for i in range(2):
         train_step(net, trainer, own_share(x[i]), own_share(y[i]))
     return _housed(trainer)
+
+
+def _two_graphs() -> Tuple[np.ndarray, np.ndarray]:
+    """A static graph that ran backward before, and another one that takes the first step."""
+
+    def train(make: Callable[[Any], Any]) -> np.ndarray:
+        mx.random.seed(7)
+        first = gluon.nn.HybridSequential()
+        first.add(gluon.nn.Dense(4, in_units=3), gluon.nn.Dense(1, in_units=4))
+        first.initialize(mx.init.Xavier())
+        other = gluon.nn.HybridSequential()
+        other.add(*first)
+        first.hybridize(static_alloc=True, static_shape=True)
+        x = mx.nd.ones((2, 3))
+        with autograd.record():
+            loss = first(x).sum()
+        loss.backward()
+        trainer = make(first)
+        for step in range(4):
+            with autograd.record():
+                loss = ((first if step else other)(x * (step + 1)) ** 2).sum()
+            loss.backward()
+            trainer.step(2)
+        return flat(first)
+
+    def plain(net: Any) -> gluon.Trainer:
+        return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=None)
+
+    def ours(net: Any) -> Any:
+        from gluon_esgd import ElasticTrainer
+
+        return ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+
+    return train(ours), train(plain)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=label)
+def test_a_graph_that_ran_before_the_trainer_was_made_keeps_counting(
+    pools: Pools, shape: Shape
+) -> None:
+    for mine, expected in pools.get(shape).run(_two_graphs):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=label)
+def test_layers_in_a_graph_before_all_are_known_are_packed(pools: Pools, shape: Shape) -> None:
+    assert pools.get(shape).run(_deferred, False) == [[False, False, True, True]] * 2
 
 
 def _gradients_held_by_the_script() -> bool:
@@ -289,16 +353,23 @@ def test_weights_that_were_laid_out_anew_are_broadcast(pools: Pools, shape: Shap
     assert len(set(pools.get(shape).run(_blocked_weights))) == 1
 
 
-def _shared_memory() -> Tuple[int, int]:
-    """Bytes of shared memory that this rank uses, and bytes of its gradients."""
-    net = network(hidden=200_000)
-    trainer = make_trainer(net)
-    x, y = batches(2)
-    before = _status("RssShmem")
-    for i in range(2):
-        train_step(net, trainer, own_share(x[i])[:2], own_share(y[i])[:2])
+def _shared_memory() -> Tuple[int, int, int]:
+    """Growth of this rank's shared and private memory by training, and bytes of its gradients."""
+    from gluon_esgd import ElasticTrainer
+
+    net = gluon.nn.Dense(3000, in_units=3000)
+    net.initialize()
     mx.nd.waitall()
-    return _status("RssShmem") - before, sum(p.grad().size * 4 for p in trainer._params)
+    before, private = _status("RssShmem"), _status("RssAnon")
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 3000))).sum()
+        loss.backward()
+        trainer.step(1)
+    mx.nd.waitall()
+    gradients = sum(p.grad().size * 4 for p in trainer._params)
+    return _status("RssShmem") - before, _status("RssAnon") - private, gradients
 
 
 def _status(name: str) -> int:
@@ -311,9 +382,10 @@ def _status(name: str) -> int:
 def test_each_rank_adds_one_vector_of_gradients_to_shared_memory(
     pools: Pools, shape: Shape
 ) -> None:
-    for used, gradients in pools.get(shape).run(_shared_memory):
+    for used, grown, gradients in pools.get(shape).run(_shared_memory):
         # A rank sees its own and its part of the others'.
         assert used < 2.2 * gradients
+        assert grown < 0.5 * gradients, "the memory where gradients lived before is given back"
 
 
 def _end_with_housed_gradients() -> None:
