@@ -27,8 +27,9 @@ _ALIGNED_BYTES = 64  # a cache line, so that no two gradients share one
 _NAMED = 3  # parameters that an error message names
 # Attribute of a parameter: a reference to the bucket in which its gradient lives.
 _HOME = "_gluon_esgd_home"
-_UNTOUCHED = -7.0e-31  # left where a gradient has moved away: who writes there still?
+_MARK = -(2.0**-100)  # left where a gradient has moved away: who writes there still?
 _LOOKED_AT = 16  # elements of it
+_LOOKS = 2  # steps in which backward may leave a gradient out before it is no longer looked for
 
 
 class Layout(NamedTuple):
@@ -71,6 +72,7 @@ class _Slot:
         self.packed: List[mx.nd.NDArray] = []  # on the CPU, copied in the engine
         self.staged: List[Tuple[mx.nd.NDArray, mx.nd.NDArray]] = []  # elsewhere, and packed
         self.former: Optional[mx.nd.NDArray] = None  # where the gradient lived until now
+        self._marked, self._looks = False, 0
         self._arrays: List[mx.nd.NDArray] = []
         self._handles: List[Any] = []
 
@@ -107,8 +109,9 @@ class _Slot:
         """Let the first array live here, before the first backward pass, if it can."""
         if not self._can_live_here(bucket):
             return
+        self.memory[:] = 0
         self.former = move(self.param.list_grad()[0], self.memory)
-        self.former[:] = _UNTOUCHED
+        self._marked, self._looks = False, _LOOKS
         self._mark()
         self.lives_here = True
         setattr(self.param, _HOME, weakref.ref(bucket))
@@ -135,18 +138,39 @@ class _Slot:
             array._fresh_grad = bool(was_fresh)
 
     def verify(self) -> None:
-        """See, after the first backward pass since it moved, that the gradient comes here.
+        """See, after the first backward pass since it moved, that the gradient comes here; waits.
 
         A graph that was recorded before, and a network hybridized with static_shape that has run
         backward before, go on writing where they wrote then, whatever autograd is told. Then the
         gradient moves back, and is packed.
         """
-        former, self.former = self.former, None
-        assert former is not None
-        seen = former.reshape(-1)[:_LOOKED_AT].asnumpy()
-        if (seen == former.dtype(_UNTOUCHED)).all():
-            return
-        self.lives_here = False
+        fresh = all(array._fresh_grad for array in self.param.list_data())
+        if fresh and self._comes_here():
+            self.former = None
+        elif self._looks:  # what backward does not reach is not looked at for ever
+            self._looks -= not fresh
+            if self._goes_elsewhere():
+                self._move_back()
+            elif fresh:
+                # Zeros here and there: next time a mark tells.
+                assert self.former is not None
+                self.former[:] = _MARK
+                self._marked = True
+
+    def _comes_here(self) -> bool:
+        if self._marked:
+            return not self._goes_elsewhere()
+        self.param.list_grad()[0].wait_to_read()
+        return bool(self.memory.any())  # it was zeros
+
+    def _goes_elsewhere(self) -> bool:
+        assert self.former is not None
+        if self._marked:
+            return bool((self.former.reshape(-1)[:_LOOKED_AT].asnumpy() != _MARK).any())
+        return bool(self.former.asnumpy().any())
+
+    def _move_back(self) -> None:
+        former, self.former, self.lives_here = self.former, None, False
         swap(self.param.list_grad()[0], former)
         self._mark()
         for array in self.param.list_data():
@@ -200,14 +224,16 @@ class Bucket:
         return float(self.buffer[ERRORS])
 
     def house(self) -> None:
-        """Let new gradients live here, before backward writes them.
+        """Let new gradients live here, before backward writes them; waits where there are some.
 
         Whoever holds a gradient sees its values as before.
         """
-        for slot in self._slots:
-            if not slot.settled:
-                slot.settle()
-                slot.house(self)
+        new = [slot for slot in self._slots if not slot.settled]
+        if new:
+            mx.nd.waitall()  # for the engine an array that moves here has nothing to do with others
+        for slot in new:
+            slot.settle()
+            slot.house(self)
         self._list()
 
     def settle(self) -> None:

@@ -135,6 +135,7 @@ class Communicator:
         self.local_size = len(self.nodes[self.node_rank])
         self.peers = peers
         self.broken = False
+        self.plans = 0  # of collectives, made so far; the same on all ranks
         self.sent_bytes = 0  # what this rank has sent in messages of its own collectives
         # For a rank that waits here in the engine: where its main thread makes collectives,
         # and there: whether the engine has nothing to do.

@@ -122,7 +122,7 @@ def move(array: mx.nd.NDArray, memory: np.ndarray) -> mx.nd.NDArray:
     """
     # from_numpy makes what it is given read-only: a view of its own.
     there = mx.nd.from_numpy(memory.reshape(array.shape).view(), zero_copy=True)
-    array.copyto(there)
+    array.as_nd_ndarray().copyto(there)
     swap(array, there)
     return there
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import traceback
+import weakref
 from typing import Any, List, Optional
 
 from .center import CenterLink
@@ -78,13 +79,16 @@ class Job:
             )
         return self._link
 
-    def finish_at_exit(self, trainer: Any) -> None:
-        """Call ``trainer.finish()`` at a clean end of the script."""
-        self._unfinished.append(trainer)
+    def finish_at_exit(self, trainer: Any, keep: bool) -> None:
+        """Call ``trainer.finish()`` at a clean end of the script.
+
+        With `keep` also where the script has given it up before: it has a last exchange to make.
+        """
+        self._unfinished.append((lambda: trainer) if keep else weakref.ref(trainer))
 
     def finished(self, trainer: Any) -> None:
         """Forget a trainer that has finished by itself."""
-        self._unfinished = [t for t in self._unfinished if t is not trainer]
+        self._unfinished = [t for t in self._unfinished if t() not in (None, trainer)]
 
     def _end(self) -> None:
         """Finish what a clean script left; a failure here must not pass for a good end."""
@@ -109,8 +113,9 @@ class Job:
                 raise RuntimeError("call trainer.finish() before MPI.Finalize()")
             # Ranks that still train find out that this one has left; none is waited for in vain.
             self.world.control.barrier("the end of the script")
-            for trainer in list(self._unfinished):
-                trainer.finish()
+            for trainer in [reference() for reference in self._unfinished]:
+                if trainer is not None:
+                    trainer.finish()
 
 
 _job: Optional[Job] = None

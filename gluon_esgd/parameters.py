@@ -38,6 +38,9 @@ def describe(param: Parameter) -> List[Any]:
 
 def check_alike(params: Sequence[Parameter], comm: Communicator) -> None:
     """Raise ValueError on all ranks unless they bring the same parameters; collective."""
+    for param in params:
+        if param.shape is None and param._data is not None:  # of a SymbolBlock
+            param.shape = param.list_data()[0].shape
     agree(comm, "parameter", [describe(p) for p in params])
 
 
@@ -62,7 +65,8 @@ def follow_leader(
         # A parameter of two trainers is wrapped once.
         if not isinstance(param._init_impl, _FromLeader):
             param._init_impl = _FromLeader(param, comm)
-        param._init_impl.after.append(weakref.WeakMethod(after))
+        alive = [method for method in param._init_impl.after if method() is not None]
+        param._init_impl.after = [*alive, weakref.WeakMethod(after)]
 
 
 class _FromLeader:
@@ -99,7 +103,7 @@ def broadcast(params: Sequence[Parameter], comm: Communicator) -> None:
         value = mx.nd.array(host, dtype=host.dtype)
         for array in param.list_data():
             # From numpy it would fail where oneDNN has laid the weight out anew.
-            value.copyto(array)
+            value.copyto(array.as_nd_ndarray())
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -222,7 +222,7 @@ class ElasticTrainer(gluon.Trainer):
             self._replica.after_update()
             if self._finished:
                 self._finished = False
-                self._job.finish_at_exit(self)
+                self._job.finish_at_exit(self, keep=self._policy.has_center)
         self.counters.step_wait_s += time.perf_counter() - start
 
     @contextmanager

@@ -112,7 +112,7 @@ def plan(
     In place of shared memory that a machine lacks messages are used, with one warning; likewise
     ``host_staged`` where GPUs cannot reach each other or NCCL is missing.
     """
-    what = what or ("an allreduce" if collective == "allreduce" else f"a {collective}")
+    called = what or ("an allreduce" if collective == "allreduce" else f"a {collective}")
     group = list(vectors) if isinstance(vectors, (list, tuple)) else [vectors]
     fault = _fault(collective, group, comm, op, root, algorithm)
     mine: Dict[str, Any] = {"fault": fault}
@@ -130,8 +130,11 @@ def plan(
             "home": None if home is None else [home.name, home.locate(group[0])],
             "choice": choosing(collective, group[0].nbytes, comm) if chooses else None,
         }
-    everybody = comm.allgather(mine, f"the plan of {what}")
-    _check(what, everybody)
+    everybody = comm.allgather(mine, f"the plan of {called}")
+    _check(called, everybody)
+    comm.plans += 1
+    # Without a name its number tells it from others, should ranks make them in another order.
+    what = what or f"{called} of {mine['vectors']}, plan {comm.plans}"
     if comm.size == 1 and not on_device:
         algorithm = "local"
     elif chooses:
