@@ -147,7 +147,7 @@ class _Slot:
         fresh = all(array._fresh_grad for array in self.param.list_data())
         if fresh and self._comes_here():
             self.former = None
-        elif self._looks:  # what backward does not reach is not looked at for ever
+        elif fresh or self._looks:  # what backward does not reach is not looked for in each step
             self._looks -= not fresh
             if self._goes_elsewhere():
                 self._move_back()
