@@ -223,7 +223,7 @@ def push(task: Task, number: int) -> Dict[str, Any]:
 
     def without_backward() -> None:
         for param in training.trainer._params:
-            for data in param.list_data():
+            for data in param.list_data() if param.grad_req != "null" else ():
                 data._fresh_grad = True  # else step() would say that backward is missing
 
     idle, behind = calls(without_backward), calls(training.backward)

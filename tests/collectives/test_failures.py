@@ -155,3 +155,20 @@ def test_collectives_of_other_names_are_not_paired(ended: Endings, algorithm: st
     assert code != 0 and seconds < 20
     for rank, name in enumerate(("the first sum", "the second sum", "the second sum")):
         assert f"told: the ranks are out of step: rank {rank} is in {name}, " in output
+
+
+def _plans_in_another_order() -> None:
+    """Two of one size, without names of their own."""
+    from gluon_esgd import world
+
+    comm = world().comm
+    plans = [plan("allreduce", np.ones(100, np.float32), comm) for _ in range(2)]
+    for made in plans if comm.rank else plans[::-1]:
+        made()
+
+
+@pytest.mark.mpi
+def test_plans_without_names_in_another_order_are_not_paired() -> None:
+    ended = run_once(Shape(2, settings=SEEN_TO_LEAVE), _plans_in_another_order)
+    assert ended.code != 0
+    assert "rank 0 is in an allreduce of float32 of shape (100,), plan 2" in ended.output
