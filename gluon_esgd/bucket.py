@@ -29,7 +29,6 @@ _NAMED = 3  # parameters that an error message names
 _HOME = "_gluon_esgd_home"
 _MARK = -(2.0**-100)  # left where a gradient has moved away: who writes there still?
 _LOOKED_AT = 16  # elements of it
-_LOOKS = 2  # steps in which backward may leave a gradient out before it is no longer looked for
 
 
 class Layout(NamedTuple):
@@ -72,7 +71,7 @@ class _Slot:
         self.packed: List[mx.nd.NDArray] = []  # on the CPU, copied in the engine
         self.staged: List[Tuple[mx.nd.NDArray, mx.nd.NDArray]] = []  # elsewhere, and packed
         self.former: Optional[mx.nd.NDArray] = None  # where the gradient lived until now
-        self._marked, self._looks = False, 0
+        self._marked = False
         self._arrays: List[mx.nd.NDArray] = []
         self._handles: List[Any] = []
 
@@ -111,7 +110,7 @@ class _Slot:
             return
         self.memory[:] = 0
         self.former = move(self.param.list_grad()[0], self.memory)
-        self._marked, self._looks = False, _LOOKS
+        self._marked = False
         self._mark()
         self.lives_here = True
         setattr(self.param, _HOME, weakref.ref(bucket))
@@ -147,15 +146,13 @@ class _Slot:
         fresh = all(array._fresh_grad for array in self.param.list_data())
         if fresh and self._comes_here():
             self.former = None
-        elif fresh or self._looks:  # what backward does not reach is not looked for in each step
-            self._looks -= not fresh
-            if self._goes_elsewhere():
-                self._move_back()
-            elif fresh:
-                # Zeros here and there: next time a mark tells.
-                assert self.former is not None
-                self.former[:] = _MARK
-                self._marked = True
+        elif self._goes_elsewhere():
+            self._move_back()
+        elif not self._marked:
+            # Zeros, or nothing yet. From now on other ranks write here too: a mark tells.
+            assert self.former is not None
+            self.former[:] = _MARK
+            self._marked = True
 
     def _comes_here(self) -> bool:
         if self._marked:

@@ -122,6 +122,33 @@ def _first_layer_adds_nothing(make: Make) -> np.ndarray:
     return flat(net)
 
 
+def _used_late_on_one_rank(make: Make) -> np.ndarray:
+    """Others use a head before rank 0 does, where a static graph writes as it used to."""
+    from gluon_esgd import world
+
+    one, other = _mlp(3, 2, static=True), _mlp(3, 2, static=True)
+    params = one.collect_params()
+    params.update(other.collect_params())
+    warm = _plain(params, learning_rate=0.1)
+    for head in (one, other):
+        _step(head, warm, 0, ignore_stale_grad=True)
+    params.zero_grad()
+    trainer = make(params, learning_rate=0.1)
+    rank, size, ours = world().rank, world().size, make is _ours
+    for number in range(5):
+        x = mx.nd.array(np.random.RandomState(number).randn(4, 3))
+        share = (size - 1) / size if number < 2 else 1  # of the ranks that use the second head
+        with autograd.record():
+            loss = (one(x) ** 2).sum()
+            if not ours:
+                loss = loss + share * (other(x) ** 2).sum()
+            elif number >= 2 or rank > 0:
+                loss = loss + (other(x) ** 2).sum()
+        loss.backward()
+        trainer.step(4, ignore_stale_grad=True)
+    return np.concatenate([flat(one), flat(other)])
+
+
 SCRIPTS = [
     _float64,
     _initialized_in_each_step,
@@ -129,6 +156,7 @@ SCRIPTS = [
     _frozen_for_a_while,
     _made_after_the_forward_pass,
     _first_layer_adds_nothing,
+    _used_late_on_one_rank,
 ]
 
 
