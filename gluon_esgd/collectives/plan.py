@@ -196,7 +196,7 @@ def _fault(
             ("on GPUs", "in host memory") if wants_device else ("in host memory", "on a GPU")
         )
         return (
-            f"algorithm={algorithm!r} is for vectors {there}, and this one lies {here}; use 'auto' "
+            f"algorithm={algorithm!r} is for vectors {there}, and these are {here}; use 'auto' "
             f"(or unset {PREFIX}ALGORITHM)"
         )
     return None
