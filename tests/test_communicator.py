@@ -307,11 +307,14 @@ def _long_wait() -> List[str]:
 @pytest.mark.mpi
 def test_a_wait_that_ends_well_is_reported_once_behind_the_limit(pools: Pools) -> None:
     pool = pools.get(Shape(3, settings=(("GLUON_ESGD_STALL_WARNING_S", "0.5"),)))
-    missing = "of 3 waits in an allreduce; on this node rank(s) [2] have not come to it; waited"
+    where, missing = (
+        "of 3 waits in an allreduce of float32 of shape (1000,), plan ",
+        ("; on this node rank(s) [2] have not come to it; waited"),
+    )
     *waiting, last = pool.run(_long_wait)
     assert last == []
     for rank, said in enumerate(waiting):
-        assert len(said) == 1 and f"rank {rank} {missing}" in said[0]
+        assert len(said) == 1 and f"rank {rank} {where}" in said[0] and missing in said[0]
 
 
 def test_one_rank_needs_no_mpi() -> None:

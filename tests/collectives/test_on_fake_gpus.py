@@ -328,7 +328,7 @@ def test_an_error_of_a_device_is_raised_and_closes_the_communicator(algorithm: s
     with gpus(Communicator()) as machine:
         made = plan("allreduce", [fake_cupy.Array(np.ones(9, "f"), 0)], comm, algorithm=algorithm)
         machine.broken = 700
-        with pytest.raises(CollectiveError, match="rank 0 of 1: an allreduce failed: CUDA error 7"):
+        with pytest.raises(CollectiveError, match=r"an allreduce of .* failed: CUDA error 7"):
             made()
         assert comm.broken
         assert fake_nccl.aborted == ([0] if algorithm == "nccl" else [])

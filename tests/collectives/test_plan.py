@@ -254,7 +254,8 @@ def test_a_freed_communicator_is_an_error(pools: Pools, shape: Shape) -> None:
     for rank, said in enumerate(pools.get(shape).run(_freed)):
         start = f"rank {rank}: the communicator was freed before "
         earlier = f"rank {rank}: an earlier collective failed"
-        assert said == [start + "the plan of an allreduce", start + "an allreduce", earlier]
+        named = "an allreduce of float32 of shape (3,), plan 1"
+        assert said == [start + "the plan of an allreduce", start + named, earlier]
 
 
 def test_a_vector_of_nothing_and_of_one_rank() -> None:
@@ -262,7 +263,10 @@ def test_a_vector_of_nothing_and_of_one_rank() -> None:
         array = np.ones(size, np.float32)
         made = plan("allreduce", array, Communicator(), op="mean")
         made()
-        assert array.tolist() == [1.0] * size and made.what == "an allreduce"
+        assert (
+            array.tolist() == [1.0] * size
+            and made.what == f"an allreduce of float32 of shape ({size},), plan 1"
+        )
 
 
 def _chosen() -> List[str]:
