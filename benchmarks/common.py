@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from gluon_esgd.tune.results import processor
+
 __all__ = ["ROOT", "command_line", "describe", "versions", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +32,7 @@ def describe(command: Optional[str] = None) -> Dict[str, Any]:
     """
     return {
         "command": command or command_line(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_processor()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {processor()}",
         "commit": _commit(),
         "versions": {"python": platform.python_version(), **versions()},
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -68,12 +70,3 @@ def write(path: Path, results: Dict[str, Any]) -> None:
     """Write `results` as JSON, in a folder that is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "processor unknown"
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else "processor unknown"

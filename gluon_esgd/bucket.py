@@ -15,13 +15,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .collectives import pack_order
+from .collectives import TAIL, pack_order
 from .engine import move, swap, view
 
-__all__ = ["ERRORS", "SAMPLES", "TAIL", "Bucket", "Layout", "Packing", "lay", "title"]
+__all__ = ["ERRORS", "SAMPLES", "Bucket", "Layout", "Packing", "lay", "title"]
 
-TAIL = 2  # elements behind the gradients: the rank's sample count, and its error mark
-SAMPLES, ERRORS = -2, -1
+SAMPLES, ERRORS = -TAIL, -1  # behind the gradients: the rank's sample count, and its error mark
 
 _ALIGNED_BYTES = 64  # a cache line, so that no two gradients share one
 _NAMED = 3  # parameters that an error message names

@@ -18,7 +18,7 @@ import numpy as np
 from .errors import CollectiveError, StallError
 from .roll_call import RollCall
 
-__all__ = ["Communicator", "Limits", "wait_until"]
+__all__ = ["Communicator", "Limits", "movable", "wait_until"]
 
 _log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ class Communicator:
         """Copy the contiguous `array` of rank 0 into that of every rank, in place."""
         self.enter(what)
         if self.size > 1:
-            self.wait([self.mpi.Ibcast(_wire(array), 0)], what)
+            self.wait([self.mpi.Ibcast(movable(array), 0)], what)
             self.check_same(what)
 
     def allgather(self, value: Any, what: str = "an exchange of plans") -> List[Any]:
@@ -284,7 +284,7 @@ class Communicator:
         return [json.loads(everything[end - n : end].tobytes()) for n, end in zip(lengths, ends)]
 
 
-def _wire(array: np.ndarray) -> np.ndarray:
+def movable(array: np.ndarray) -> np.ndarray:
     """Half floats are unknown to MPI; for moving them their bytes will do."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
 

@@ -14,7 +14,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .bucket import ERRORS, SAMPLES, TAIL, Layout, title
+from .bucket import ERRORS, SAMPLES, Layout, title
+from .collectives import TAIL
 from .collectives.devices import Queue, address, load, wait
 from .communicator import Communicator
 from .device_view import device_view

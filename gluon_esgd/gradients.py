@@ -130,11 +130,11 @@ class GradientReducer:
         layouts, devices = lay(self._params, self._bucket_bytes), self._devices_now()
         if (layouts, devices) != (self._layouts, self._devices):
             self._lane.wait()  # whatever still travels in the old ones
-            self._layouts, self._devices = layouts, devices
-            self._buckets = self._make_buckets()
+            self._buckets = self._make_buckets(layouts, devices)
             self._plans = [self._plan("allreduce", bucket) for bucket in self._buckets]
             if self.between is not None:
                 self._spreads = [self._plan("broadcast", bucket) for bucket in self._buckets]
+            self._layouts, self._devices = layouts, devices  # only what has all of its plans
         self._kinds = kinds
 
     def _plan(self, collective: str, bucket: Union[Bucket, DeviceBucket]) -> Plan:
@@ -154,16 +154,18 @@ class GradientReducer:
     def _devices_now(self) -> List[int]:
         return devices_of(self._params) if self._may_use_gpus else []
 
-    def _make_buckets(self) -> Sequence[Union[Bucket, DeviceBucket]]:
+    def _make_buckets(
+        self, layouts: Sequence[Layout], devices: Sequence[int]
+    ) -> Sequence[Union[Bucket, DeviceBucket]]:
         if self._may_use_gpus:
-            made = lay_on_devices(self._params, self._layouts, self._devices, self._comm)
+            made = lay_on_devices(self._params, layouts, devices, self._comm)
             if made:
                 return made
         return [
             Bucket(
                 number, self._params, layout, shared_array(layout.size, layout.dtype, self._comm)
             )
-            for number, layout in enumerate(self._layouts)
+            for number, layout in enumerate(layouts)
         ]
 
     def _run(self, job: _Reduction) -> None:

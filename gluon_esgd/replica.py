@@ -163,8 +163,9 @@ class Replica:
         reducer = self._reducer
         assert reducer is not None
         reducer.settle()
-        if reducer.between is not None and reducer.lengths() != self._round_lengths:
-            self._round_lengths = lengths = reducer.lengths()
+        lengths = reducer.lengths() if reducer.between is not None else self._round_lengths
+        if lengths != self._round_lengths:
+            self._round_lengths = lengths
             self._job.lane.wait()
             if lengths:
                 self._world.on_leader(lambda: self._rounds.lay(lengths))

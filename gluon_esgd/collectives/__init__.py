@@ -6,12 +6,13 @@ from .agreement import agree
 from .buckets import Span, pack_order
 from .calls import allgather, allreduce, broadcast, reduce_scatter
 from .memory import shared_array
-from .operations import divide_by_weight
+from .operations import TAIL, divide_by_weight
 from .parts import part
 from .plan import Plan, plan
 from .registry import names, register
 
 __all__ = [
+    "TAIL",
     "Plan",
     "Span",
     "agree",

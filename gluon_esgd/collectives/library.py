@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator import movable
 from .parts import part
 from .registry import Run, Task, register
 
@@ -45,7 +46,7 @@ def reduce_scatter(task: Task) -> Run:
 @register("allgather", "library")
 def allgather(task: Task) -> Run:
     """``MPI_Iallgatherv``."""
-    comm, wire = task.comm, _wire(task.array)
+    comm, wire = task.comm, movable(task.array)
     parts = [part(wire.size, rank, comm.size) for rank in range(comm.size)]
     spans = ([_length(p) for p in parts], [p.start for p in parts])
 
@@ -58,17 +59,12 @@ def allgather(task: Task) -> Run:
 @register("broadcast", "library")
 def broadcast(task: Task) -> Run:
     """``MPI_Ibcast``."""
-    comm, wire = task.comm, _wire(task.array)
+    comm, wire = task.comm, movable(task.array)
     return lambda what: comm.wait([comm.mpi.Ibcast(wire, task.root)], what)
 
 
 def _length(span: slice) -> int:
     return span.stop - span.start
-
-
-def _wire(array: np.ndarray) -> np.ndarray:
-    """Half floats are unknown to MPI; for moving them their bytes will do."""
-    return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def _type(array: np.ndarray) -> Any:

@@ -8,12 +8,20 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-__all__ = ["DTYPES", "OPERATIONS", "Operation", "accumulator", "divide_by_weight", "silence"]
+__all__ = [
+    "DTYPES",
+    "OPERATIONS",
+    "TAIL",
+    "Operation",
+    "accumulator",
+    "divide_by_weight",
+    "silence",
+]
 
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 
 # Behind a vector of `weighted_mean`: its weight, and the count of ranks with an error.
-_TAIL = 2
+TAIL = 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ OPERATIONS = {
         Operation("mean", np.add, divides=True),
         Operation("min", np.minimum),
         Operation("max", np.maximum),
-        Operation("weighted_mean", np.add, divides=True, tail=_TAIL),
+        Operation("weighted_mean", np.add, divides=True, tail=TAIL),
     )
 }
 

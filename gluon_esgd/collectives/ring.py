@@ -12,7 +12,7 @@ from typing import Any, List
 
 import numpy as np
 
-from ..communicator import Communicator
+from ..communicator import Communicator, movable
 from .operations import Operation
 from .parts import part
 from .registry import Run, Task, register
@@ -118,5 +118,4 @@ def reduce_scatter(task: Task) -> Run:
 @register("allgather", "ring")
 def allgather(task: Task) -> Run:
     """The second half of the ring."""
-    wire = task.array.view(np.uint16) if task.array.dtype == np.float16 else task.array
-    return Ring(wire, task.comm, task.op).allgather
+    return Ring(movable(task.array), task.comm, task.op).allgather

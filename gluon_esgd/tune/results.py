@@ -26,6 +26,7 @@ __all__ = [
     "describe",
     "fastest",
     "merge",
+    "processor",
     "text",
     "told",
     "write",
@@ -50,7 +51,7 @@ def describe(samples: Samples, comm: Communicator, mpi: str) -> Document:
             f"{machines}x{ranks}": {
                 "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
                 "ranks": comm.size,
-                "machine": f"{socket.gethostname()}, {os.cpu_count()} cores, {_processor()}",
+                "machine": f"{socket.gethostname()}, {os.cpu_count()} cores, {processor()}",
                 "mpi": mpi,
                 "microseconds": {
                     collective: {nbytes: _medians(by_name) for nbytes, by_name in by_size.items()}
@@ -103,7 +104,8 @@ def _steps(chosen: Dict[int, str]) -> List[List[Any]]:
     return [*steps, [None if last >= _OPEN_FROM_BYTES else 2 * last, chosen[last]]]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
