@@ -5,13 +5,16 @@ from __future__ import annotations
 from .elastic import check_alpha, default_alpha, elastic_difference, largest_alpha, weight_change
 from .elastic_sgd import ElasticSGD
 from .masters import master_weight
+from .outer import Outer, outer_update
 
 __all__ = [
     "ElasticSGD",
+    "Outer",
     "check_alpha",
     "default_alpha",
     "elastic_difference",
     "largest_alpha",
     "master_weight",
+    "outer_update",
     "weight_change",
 ]
