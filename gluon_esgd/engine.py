@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
-__all__ = ["Lane", "lane", "move", "swap", "view", "wait_to_write"]
+__all__ = ["Lane", "lane", "lay_plain", "move", "swap", "view", "wait_to_write"]
 
 _CPU = 1
 _PRIORITIZED = 3  # a thread pool of its own, so that compute threads are not blocked
@@ -96,6 +96,14 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
     memory = (_CTYPES[dtype] * array.size).from_address(pointer.value or 0)
     memory.owner = array  # the view keeps the array alive
     return np.frombuffer(memory, dtype)
+
+
+def lay_plain(array: mx.nd.NDArray) -> None:
+    """Put `array` back into the plain layout where oneDNN has laid it out anew; else free of cost.
+
+    Where it has, this waits for what is pending on the array.
+    """
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 
 
 def swap(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:

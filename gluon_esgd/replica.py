@@ -11,9 +11,11 @@ from mxnet.gluon import Parameter
 
 from .collectives import agree, names
 from .counters import Counters
+from .engine import lay_plain
 from .exchange import CenterExchange
 from .gradients import GradientReducer
 from .job import Job
+from .optim import is_nesterov
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
 from .policy import Policy
 from .rounds import ClientRounds
@@ -229,6 +231,18 @@ class Replica:
         for i in set(stale) - everywhere:
             for data in self._reduced[i].list_data():
                 data._fresh_grad = True
+
+    def before_update(self) -> None:
+        """See that the optimizer does the same on all ranks, whatever they did before.
+
+        MXNet's kernel of NAG writes the weight and then reads it for the momentum, unless oneDNN
+        has laid it out anew, as a forward pass outside of ``record()`` does: then it reads the
+        old one. When the layout goes back is left to chance, so it is brought back here.
+        """
+        if self._world.num_workers > 1 and is_nesterov(self._optimizer):
+            for param in self._reduced:
+                for data in param.list_data():
+                    lay_plain(data)
 
     def after_update(self) -> None:
         """Exchange with the center what is due after an update; pushes, does not wait."""

@@ -159,6 +159,7 @@ class ElasticTrainer(gluon.Trainer):
             reduced = replica.reduce(batch_size, ignore_stale_grad)
             # Reduced gradients are means over samples already.
             self._optimizer.rescale_grad = self._scale / (1 if reduced else batch_size)
+            replica.before_update()
             self._update(ignore_stale_grad)
         self._after_update(start)
 
@@ -200,6 +201,7 @@ class ElasticTrainer(gluon.Trainer):
             batch_size = _checked_batch(batch_size)
             replica.check_batch(batch_size, ignore_stale_grad)
             self._optimizer.rescale_grad = self._scale / batch_size
+            replica.before_update()
             self._update(ignore_stale_grad)
         self._after_update(start)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .elastic import check_alpha, default_alpha, elastic_difference, largest_alpha, weight_change
-from .elastic_sgd import ElasticSGD
+from .elastic_sgd import ElasticSGD, is_nesterov
 from .masters import master_weight
 from .outer import Outer, outer_update
 
@@ -13,6 +13,7 @@ __all__ = [
     "check_alpha",
     "default_alpha",
     "elastic_difference",
+    "is_nesterov",
     "largest_alpha",
     "master_weight",
     "outer_update",

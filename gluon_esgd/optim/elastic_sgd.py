@@ -7,7 +7,7 @@ from typing import Any, Optional
 import mxnet as mx
 from mxnet.optimizer import NAG, SGD
 
-__all__ = ["ElasticSGD"]
+__all__ = ["ElasticSGD", "is_nesterov"]
 
 
 @mx.optimizer.register
@@ -68,3 +68,10 @@ class ElasticSGD(SGD):
             indices, weights, grads, states = [indices], [weights], [grads], [states]
         for item in zip(indices, weights, grads, states):
             NAG._update_impl(self, *item, multi_precision=multi_precision)
+
+
+def is_nesterov(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether `optimizer` updates with MXNet's kernels of NAG."""
+    if isinstance(optimizer, ElasticSGD):
+        return bool(optimizer.nesterov)
+    return isinstance(optimizer, NAG)
