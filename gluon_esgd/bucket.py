@@ -20,7 +20,7 @@ from .engine import move, swap, view
 
 __all__ = ["ERRORS", "SAMPLES", "Bucket", "Layout", "Packing", "lay", "title"]
 
-SAMPLES, ERRORS = -TAIL, -1  # behind the gradients: the rank's sample count, and its error mark
+SAMPLES, ERRORS = -TAIL, -1  # behind the gradients: the rank's sample count, and its mark
 
 _ALIGNED_BYTES = 64  # a cache line, so that no two gradients share one
 _NAMED = 3  # parameters that an error message names
@@ -211,12 +211,12 @@ class Bucket:
         """What takes part in the collective: the buffer."""
         return [self.buffer]
 
-    def set_tail(self, weight: float, error: bool) -> None:
-        """Write the sample count and the error mark of this rank."""
-        self.buffer[SAMPLES], self.buffer[ERRORS] = weight, error
+    def set_tail(self, weight: float, mark: float) -> None:
+        """Write the sample count and the mark of this rank."""
+        self.buffer[SAMPLES], self.buffer[ERRORS] = weight, mark
 
     def errors(self) -> float:
-        """Return the error marks of all ranks, added up; after the collective."""
+        """Return the sum of all marks, 0 where all is well; after the collective."""
         return float(self.buffer[ERRORS])
 
     def house(self) -> None:

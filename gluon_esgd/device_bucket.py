@@ -177,9 +177,9 @@ class DeviceBucket:
         self._copy(targets, self._places)
         self._wait("the copies out of")
 
-    def set_tail(self, weight: float, error: bool) -> None:
-        """Write the sample count and the error mark of this rank, and wait for all copies."""
-        self._own[SAMPLES], self._own[ERRORS] = weight, error
+    def set_tail(self, weight: float, mark: float) -> None:
+        """Write the sample count and the mark of this rank, and wait for all copies."""
+        self._own[SAMPLES], self._own[ERRORS] = weight, mark
         tail = self._own  # of the first device alone: it counts for all of this rank's
         for queue, vector in zip(self._queues, self.vectors):
             queue.copy(address(vector) + self._tail_at, tail.ctypes.data, tail.nbytes)
@@ -187,7 +187,7 @@ class DeviceBucket:
         self._wait("the copies into")
 
     def errors(self) -> float:
-        """Return the error marks of all ranks, added up; after the collective."""
+        """Return the sum of all marks, 0 where all is well; after the collective."""
         source = address(self.vectors[0]) + self._tail_at
         self._queues[0].copy(self._sum.ctypes.data, source, self._sum.nbytes)
         self._wait("the tail of")

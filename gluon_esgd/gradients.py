@@ -26,6 +26,9 @@ from .settings import Settings
 
 __all__ = ["GradientReducer"]
 
+_ERROR = float(1 << 20)  # far from what other marks add up to
+_KINDS_OF_RATES = 1021  # a prime; marks are whole numbers that float32 adds up exactly
+
 
 class GradientReducer:
     """Makes the gradients of all ranks their mean, without waiting for it.
@@ -91,7 +94,12 @@ class GradientReducer:
                 bucket.settle()
 
     def reduce(
-        self, step: int, weight: float, stale: Sequence[int] = (), error: Optional[str] = None
+        self,
+        step: int,
+        weight: float,
+        stale: Sequence[int] = (),
+        error: Optional[str] = None,
+        rates: Sequence[float] = (),
     ) -> None:
         """Push the collectives of one step; collective over the client's ranks.
 
@@ -108,13 +116,15 @@ class GradientReducer:
             Positions in `params` that count as zeros on this rank.
         error : str, optional
             A local error: it is raised on every rank, and gradients are of no use any more.
+        rates : sequence of float
+            Learning rate and the like, which all ranks must have alike or their weights part.
         """
         absent = {self._params[i].name for i in stale}
         if weight == 0 or error is not None:
             absent = {p.name for p in self._params}
         for bucket, plan_ in zip(self._buckets, self._plans):
             bucket.stage()
-            job = _Reduction(bucket, plan_, bucket.packing(absent), weight, error, step)
+            job = _Reduction(bucket, plan_, bucket.packing(absent), weight, error, step, rates)
             run = functools.partial(self._run, job)
             self._lane.push(run, f"allreduce {bucket}", writes=bucket.arrays)
             bucket.unstage()
@@ -175,7 +185,7 @@ class GradientReducer:
             job.pack()
         except Exception as cause:
             error = f"packing failed: {cause!r}"
-        bucket.set_tail(job.weight, error is not None)
+        bucket.set_tail(job.weight, self._mark(job, error))
         job.plan(str(job))
         if self.between is not None:
             error = self._sum_clients(job, error)
@@ -184,6 +194,15 @@ class GradientReducer:
         job.packing.unpack()
         self._counters.collective_bytes += sum(vector.nbytes for vector in bucket.vectors)
         self._counters.collective_s += time.perf_counter() - start
+
+    def _mark(self, job: _Reduction, error: Optional[str]) -> float:
+        """What the ranks' marks add up to is 0 where no rank has an error and rates are alike."""
+        if job.bucket.vectors[0].dtype == np.float16:  # which holds no large whole numbers
+            return float(error is not None)
+        if error is not None:
+            return _ERROR
+        kind = hash(tuple(job.rates)) % _KINDS_OF_RATES
+        return kind * (self._comm.size - 1) if self._comm.rank == 0 else -kind
 
     def _sum_clients(self, job: _Reduction, error: Optional[str]) -> Optional[str]:
         # With an error too: the mark tells the other clients, who would wait in vain.
@@ -199,8 +218,11 @@ class GradientReducer:
         return error
 
     def _raise_everywhere(self, job: _Reduction, error: Optional[str]) -> None:
-        texts = self._comm.allgather(error, f"the errors of {job.bucket}")
-        said = [f"rank {r}: {text}" for r, text in enumerate(texts) if text is not None]
+        gathered = self._comm.allgather([error, list(job.rates)], f"the errors of {job.bucket}")
+        said = [f"rank {r}: {text}" for r, (text, _) in enumerate(gathered) if text is not None]
+        rates = [theirs for _, theirs in gathered]
+        if not said and any(theirs != rates[0] for theirs in rates):
+            said = [f"learning rate and wd must be the same on all ranks, got {rates} by rank"]
         cause = "; ".join(said) or "a rank of another client has the cause in its log"
         raise CollectiveError(f"{job}, seen by rank {self._comm.rank}: {cause}")
 
@@ -227,6 +249,7 @@ class _Reduction:
     weight: float
     error: Optional[str]
     step: int
+    rates: Sequence[float]
 
     def pack(self) -> None:
         """Fill the bucket but for its tail."""

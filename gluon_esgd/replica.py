@@ -205,7 +205,8 @@ class Replica:
     ) -> None:
         assert self._reducer is not None
         weight = 0 if self._drop_gradient else weight
-        self._reducer.reduce(self._step + 1, weight, stale, error)
+        rates = float(self._optimizer.lr), float(self._optimizer.wd)
+        self._reducer.reduce(self._step + 1, weight, stale, error, rates)
 
     def _zero_dropped(self) -> None:
         for param in self._reduced if self._drop_gradient else ():

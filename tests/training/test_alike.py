@@ -180,3 +180,30 @@ def test_a_first_call_that_a_rank_does_not_make_is_bounded() -> None:
     ended = run_once(Shape(2, settings=limits), one_rank_asks_for_its_world, timeout=40)
     assert ended.code != 0
     assert re.search(r"Timeout \(0:00:02\).*in _with_all_ranks_that", ended.output, re.DOTALL)
+
+
+def another_learning_rate() -> None:
+    """As a schedule by a validation loss that every rank measures for itself brings about."""
+    net = network()
+    from gluon_esgd import ElasticTrainer
+
+    trainer = ElasticTrainer(net.collect_params(), "adam", {"learning_rate": 0.1, "wd": 0.01})
+    with telling():
+        for step, (x, y) in enumerate(zip(*batches())):
+            if step == 3 and worker_rank() == 1:
+                trainer.set_learning_rate(trainer.learning_rate / 2)
+            train_step(net, trainer, x, y)
+            mx.nd.waitall()
+
+
+@PURE
+@pytest.mark.parametrize("nodes", ["2", "1,1"])
+def test_ranks_with_other_learning_rates_are_told_at_the_next_step(nodes: str) -> None:
+    ended = run_once(Shape(2, settings=(("GLUON_ESGD_NODES", nodes),)), another_learning_rate)
+    assert ended.code != 0
+    assert workers_that_raised(ended.output) == ["0", "1"]
+    said = (
+        r"step 4, seen by rank \d: learning rate and wd must be the same on all ranks, "
+        r"got \[\[0.1, 0.01\], \[0.05, 0.01\]\] by rank"
+    )
+    assert len(re.findall(said, ended.output)) == 2, ended.output
