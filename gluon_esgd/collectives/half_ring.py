@@ -55,6 +55,7 @@ class HalfRing:
         # Messages of the part that goes and of the one that comes, in turn.
         self._rooms = np.empty((2, longest), np.uint8)
         widest = max((piece.values.size for pieces in self._parts for piece in pieces), default=0)
+        widest = 0 if self._comes_far else widest  # where what comes in full waits to be added
         self._spare = np.empty((UNDER_WAY, widest), array.dtype)
 
     def reduce_scatter(self, what: str) -> None:
