@@ -41,7 +41,7 @@ class GradientReducer:
     lane : Lane
     counters : Counters
     settings : Settings
-        Its algorithm and bucket_bytes.
+        Its algorithm, bucket_bytes and compression.
     between : callable, optional
         ``between(number, buffer)`` sums bucket `number` over the clients, in
         place; called in the engine on the leader (rule ``sgd``).
@@ -59,6 +59,7 @@ class GradientReducer:
         self._params = list(params)
         self._comm, self._lane, self._counters = comm, lane, counters
         self._algorithm, self._bucket_bytes = settings.algorithm, settings.bucket_bytes
+        self._compression = settings.compression
         self.between = between
         self._kinds: Tuple[List[Any], List[Any]] = ([], [])
         self._layouts: List[Layout] = []
@@ -148,11 +149,18 @@ class GradientReducer:
         self._kinds = kinds
 
     def _plan(self, collective: str, bucket: Union[Bucket, DeviceBucket]) -> Plan:
-        op, algorithm = "sum", "auto"
-        if collective == "allreduce":
-            op, algorithm = op if self.between is not None else "weighted_mean", self._algorithm
         what = f"gradient bucket {bucket.number}"
-        return plan(collective, bucket.vectors, self._comm, op=op, algorithm=algorithm, what=what)
+        if collective == "broadcast":
+            return plan(collective, bucket.vectors, self._comm, what=what)
+        return plan(
+            collective,
+            bucket.vectors,
+            self._comm,
+            op="weighted_mean" if self.between is None else "weighted_sum",
+            algorithm=self._algorithm,
+            what=what,
+            compression=self._compression,
+        )
 
     @property
     def _may_use_gpus(self) -> bool:

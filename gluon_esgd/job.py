@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 from .center import CenterLink
 from .engine import Lane, lane
 from .errors import TopologyError
+from .policy import Policy
 from .topology import World, world
 
 __all__ = ["Job", "job"]
@@ -25,33 +26,36 @@ class Job:
     ----------
     world : World
     lane : Lane
-    rule : str or None
-        Rule between clients, fixed by the first trainer.
+    policy : Policy or None
+        That of the first trainer: its rule, outer and compression are the job's.
     """
 
     def __init__(self, world: World, lane: Lane) -> None:
         self.world, self.lane = world, lane
         world.control.idle = lambda: lane.idle
-        self.rule: Optional[str] = None
+        self.policy: Optional[Policy] = None
         self._link: Optional[CenterLink] = None
         self._trainers = 0
         self._unfinished: List[Any] = []
         atexit.register(self._end)
 
-    def claim(self, rule: str) -> str:
-        """Enter a trainer with its `rule`; return the prefix of its keys.
+    def claim(self, policy: Policy) -> str:
+        """Enter a trainer with its `policy`; return the prefix of its keys.
 
         Raises
         ------
         ValueError
-            When an earlier trainer has another rule: the servers know one rule.
+            When an earlier trainer has another rule, outer or compression: the servers know one.
         """
-        if self.rule is not None and rule != self.rule:
-            raise ValueError(
-                f"rule={rule!r}, but an earlier trainer of this job has {self.rule!r}: the rule "
-                "belongs to the job; give all trainers the same"
-            )
-        self.rule = rule
+        first = self.policy or policy
+        for name in ("rule", "outer", "compression"):
+            here, before = getattr(policy, name), getattr(first, name)
+            if here != before:
+                raise ValueError(
+                    f"{name}={here!r}, but an earlier trainer of this job has {before!r}: the "
+                    f"{name} belongs to the job; give all trainers the same"
+                )
+        self.policy = first
         self._trainers += 1
         return f"trainer{self._trainers - 1}"
 
@@ -71,7 +75,7 @@ class Job:
                 client=self.world.client,
                 num_clients=self.world.num_clients,
                 num_servers=settings.num_servers,
-                sync=self.rule == "sgd",
+                sync=not (self.policy and self.policy.has_center),
                 job_dir=settings.job_dir,
                 start_timeout_s=settings.start_timeout_s,
                 limit_s=settings.center_limit_s,

@@ -1,4 +1,4 @@
-"""How a trainer comes to its rule, interval, moving rate and delay.
+"""How a trainer comes to its rule, interval, moving rate, delay, outer momentum, compression.
 
 Precedence: keyword argument, launcher, `ElasticSGD`, kvstore string, default.
 """
@@ -6,19 +6,21 @@ Precedence: keyword argument, launcher, `ElasticSGD`, kvstore string, default.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any, Callable, Optional, Union
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Mapping, Optional, Union
 
 import numpy as np
 
-from .optim import ElasticSGD, check_alpha, default_alpha
+from .optim import ElasticSGD, Outer, check_alpha, default_alpha
 from .settings import RULES, Settings
 
-__all__ = ["Interval", "IntervalLike", "Policy", "resolve"]
+__all__ = ["HALF_FLOATS", "Interval", "IntervalLike", "Policy", "resolve"]
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_INTERVAL = {"sgd": 1, "asgd": 1, "esgd": 64}
+
+HALF_FLOATS = {"type": "fp16"}  # the compression_params that there are
 
 IntervalLike = Union[int, Callable[[int], int], None]
 
@@ -59,6 +61,8 @@ class Policy:
     interval: Union[int, Callable[[int], int]]
     alpha: float
     lazy: int
+    outer: Outer = field(default_factory=Outer)
+    compression: Optional[str] = None
 
     @property
     def has_center(self) -> bool:
@@ -76,6 +80,8 @@ def resolve(
     alpha: Optional[float] = None,
     beta: Optional[float] = None,
     lazy: Optional[int] = None,
+    outer: Optional[Mapping[str, float]] = None,
+    compression_params: Optional[Mapping[str, Any]] = None,
 ) -> Policy:
     """Find and check what holds for a trainer.
 
@@ -87,7 +93,7 @@ def resolve(
         May carry interval and alpha or beta (`ElasticSGD`).
     kvstore : object
         As given to the trainer; a string with ``dist`` in it says a rule.
-    rule, interval, alpha, beta, lazy
+    rule, interval, alpha, beta, lazy, outer, compression_params
         The trainer's keyword arguments, None where not given.
 
     Raises
@@ -114,6 +120,8 @@ def resolve(
         interval=1 if rule == "sgd" else _first(length, _DEFAULT_INTERVAL[rule]),
         alpha=_alpha(alpha, beta, settings, carrier),
         lazy=_lazy(lazy, settings, length, rule),
+        outer=_outer(outer, rule),
+        compression=_compression(compression_params, settings),
     )
 
 
@@ -184,6 +192,32 @@ def _lazy(given: Optional[int], settings: Settings, interval: IntervalLike, rule
             "the next one starts"
         )
     return lazy
+
+
+def _outer(given: Optional[Mapping[str, float]], rule: str) -> Outer:
+    if given is None:
+        return Outer()
+    known = [f.name for f in fields(Outer)]
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise ValueError(f"outer={given!r} must be a dict with {' and '.join(known)}, or unset")
+    if rule == "sgd":
+        raise ValueError(
+            f"outer={given!r} under rule='sgd': there is no center to move; use rule='esgd' or "
+            "'asgd' with a server, or leave outer unset"
+        )
+    return Outer(**{name: _number(f"outer {name}", value) for name, value in given.items()})
+
+
+def _compression(given: Optional[Mapping[str, Any]], settings: Settings) -> Optional[str]:
+    if not given:
+        return settings.compression
+    if given != HALF_FLOATS:
+        raise ValueError(
+            f"compression_params={given!r} is not offered in a distributed job, where ranks take "
+            "exact means and clients send changes of weights, which fit no threshold; use "
+            f"{HALF_FLOATS}, or leave it unset"
+        )
+    return "fp16"
 
 
 def _check_optimizer(rule: str, optimizer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, List, Optional, Sequence
 
 import mxnet as mx
@@ -72,7 +73,7 @@ class Replica:
         check_alike(params, world.control)
         self._order = world.broadcast(list(order))
         agree(world.control, "setting", _settings(policy, world.settings))
-        name = job.claim(policy.rule)
+        name = job.claim(policy)
         self._reducer: Optional[GradientReducer] = None
         self._reduced: List[Parameter] = []
         self._round_lengths: List[int] = []
@@ -145,14 +146,14 @@ class Replica:
     def _make_reducer(self, trainable: List[Parameter]) -> None:
         if self._reducer is not None and trainable == self._reduced:
             return
-        world, self._reduced = self._world, trainable
+        world, policy, self._reduced = self._world, self._policy, trainable
         between = self._exchange is None and world.num_clients > 1
         self._reducer = GradientReducer(
             trainable,
             world.comm,
             self._job.lane,
             self._counters,
-            world.settings,
+            replace(world.settings, compression=policy.compression),
             between=self._rounds.sum_bucket if between else None,
         )
 
@@ -298,6 +299,8 @@ def _settings(policy: Policy, settings: Settings) -> List[List[Any]]:
         ["interval", interval],
         ["alpha", policy.alpha],
         ["lazy", policy.lazy],
+        ["outer", [policy.outer.momentum, policy.outer.learning_rate]],
+        ["compression", policy.compression],
         ["bucket_bytes", settings.bucket_bytes],
         ["algorithm", settings.algorithm],
     ]

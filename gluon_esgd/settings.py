@@ -134,6 +134,9 @@ class Settings:
     )
     lazy: Optional[int] = _by_launcher(None, _int(0), "steps from the snapshot to its application")
     algorithm: str = _setting("auto", _text, "collective algorithm by its registered name")
+    compression: Optional[str] = _setting(
+        None, _one_of("fp16"), "type of floats between machines and to the servers; unset: float32"
+    )
     bucket_bytes: int = _setting(8 << 20, _int(1), "size at which a gradient bucket is closed")
     tuning: Optional[str] = _setting(
         None, _text, "file that `gluon-esgd tune` wrote; unset: the user's own, where there is one"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 from mxnet import gluon
 from mxnet.kvstore import KVStore
 
 from .counters import Counters
 from .job import job
-from .policy import IntervalLike, resolve
+from .policy import HALF_FLOATS, IntervalLike, resolve
 from .replica import Replica
 
 __all__ = ["ElasticTrainer"]
@@ -38,7 +38,8 @@ class ElasticTrainer(gluon.Trainer):
         In a distributed job only looked at for a rule: a string with ``dist``
         in it means ``asgd`` if it has ``async``, else ``sgd``.
     compression_params : dict, optional
-        Refused in a distributed job.
+        In a distributed job ``{"type": "fp16"}``: half floats between machines and
+        to the servers. Nothing else is offered there.
     update_on_kvstore : bool, optional
         In a distributed job None and False; True is taken with a warning.
     rule : {'sgd', 'asgd', 'esgd'}, optional
@@ -50,6 +51,9 @@ class ElasticTrainer(gluon.Trainer):
         Moving rate, ``alpha = beta / max(2, num_clients)``; one of the two.
     lazy : int, optional
         Steps from an exchange's snapshot to its application, 1 unless given.
+    outer : dict, optional
+        Momentum of the center, on what clients bring: ``{"momentum": 0.9,
+        "learning_rate": 1.0}``; either key. Needs a center.
 
     Raises
     ------
@@ -78,12 +82,13 @@ class ElasticTrainer(gluon.Trainer):
         alpha: Optional[float] = None,
         beta: Optional[float] = None,
         lazy: Optional[int] = None,
+        outer: Optional[Mapping[str, float]] = None,
     ) -> None:
         self._job = job()
         world, settings = self._job.world, self._job.world.settings
         shared = world.is_distributed or settings.num_servers > 0
         if shared:
-            _check_arguments(world, kvstore, compression_params, update_on_kvstore)
+            _check_arguments(world, kvstore, update_on_kvstore)
             super().__init__(params, optimizer, optimizer_params, kvstore=None)
         else:
             if isinstance(kvstore, str) and "dist" in kvstore:
@@ -95,7 +100,7 @@ class ElasticTrainer(gluon.Trainer):
                 optimizer,
                 optimizer_params,
                 kvstore_here,
-                compression_params,
+                None if compression_params == HALF_FLOATS else compression_params,
                 update_on_kvstore,
             )
         self._policy = resolve(
@@ -107,6 +112,8 @@ class ElasticTrainer(gluon.Trainer):
             alpha=alpha,
             beta=beta,
             lazy=lazy,
+            outer=outer,
+            compression_params=compression_params if shared else None,
         )
         self.counters = Counters()
         self._in_center = False
@@ -300,18 +307,11 @@ def _positions(given: Any, params: Sequence[gluon.Parameter]) -> List[int]:
     return [where[id(p)] for p in (given.values() if hasattr(given, "values") else given)]
 
 
-def _check_arguments(
-    world: Any, kvstore: Any, compression_params: Any, update_on_kvstore: Optional[bool]
-) -> None:
+def _check_arguments(world: Any, kvstore: Any, update_on_kvstore: Optional[bool]) -> None:
     if isinstance(kvstore, KVStore) and "dist" in kvstore.type:
         raise ValueError(
             f"kvstore={kvstore.type!r} as an object cannot be used in a distributed job "
             f"({world}): pass its name as a string, or leave kvstore unset"
-        )
-    if compression_params is not None:
-        raise ValueError(
-            f"compression_params={compression_params!r} is not offered in a distributed job; "
-            "leave it unset"
         )
     if update_on_kvstore and world.is_main:
         _log.warning("update_on_kvstore=True: the optimizer runs on the workers all the same")

@@ -28,6 +28,7 @@ def test_what_is_written_is_read_back() -> None:
         interval=8,
         alpha=0.25,
         lazy=2,
+        compression="fp16",
         bucket_bytes=1 << 20,
         stall_abort_s=600.0,
     )
@@ -44,6 +45,7 @@ def test_off_means_no_limit() -> None:
         ("CLIENT", "-1", "an integer of at least 0"),
         ("NUM_CLIENTS", "two", "an integer of at least 1"),
         ("RULE", "easgd", "one of sgd, asgd, esgd"),
+        ("COMPRESSION", "2bit", "one of fp16"),
         ("ALPHA", "1.5", "a number of at least 0, 1 at most"),
         ("ALPHA", "nan", "a number of at least 0"),
         ("SCHEDULER", "localhost", "host:port"),

@@ -17,12 +17,15 @@ def allreduce(
     op: str = "sum",
     algorithm: str = "auto",
     what: Optional[str] = None,
+    compression: Optional[str] = None,
 ) -> None:
     """Replace every vector by the reduction of all, with the same bits on all ranks; collective.
 
     Parameters, errors : as for `plan`, whose checks are made anew in each call.
     """
-    plan("allreduce", vectors, comm, op=op, algorithm=algorithm, what=what)()
+    plan(
+        "allreduce", vectors, comm, op=op, algorithm=algorithm, what=what, compression=compression
+    )()
 
 
 def broadcast(

@@ -144,7 +144,7 @@ class _Tail:
         self.write = Launch(narrowing(dtype), [self.address], [own], length, queue)
 
 
-@register("allreduce", "cuda", memory="device")
+@register("allreduce", "cuda", memory="device", compresses=True)
 def allreduce(task: Task) -> Run:
     """Reduce a part on each device and write it to all vectors."""
     group, comm, op = _Group(task), task.comm, task.op

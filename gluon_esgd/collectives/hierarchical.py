@@ -14,12 +14,12 @@ from . import shared
 from .operations import accumulator
 from .parts import part
 from .registry import Run, Task, register
-from .ring import Ring
+from .ring import around
 
 __all__ = ["allreduce"]
 
 
-@register("allreduce", "hierarchical", memory="node")
+@register("allreduce", "hierarchical", memory="node", compresses=True)
 def allreduce(task: Task) -> Run:
     """Reduce in the machine, between machines, and write in the machine."""
     if len(task.comm.nodes) == 1:
@@ -35,7 +35,7 @@ def allreduce(task: Task) -> Run:
         buffer = np.empty(length + op.tail, accumulator(array.dtype))
         parts = [vector[span] for vector in vectors]
         reduction = shared.Reduction(parts, op.bare, [buffer[:length]])
-        ring = Ring(buffer, peers, op)
+        ring = around(buffer, peers, op, task.compresses)
 
     def run(what: str) -> None:
         comm.arrive(what)

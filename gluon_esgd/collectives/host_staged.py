@@ -103,7 +103,7 @@ def _copying(queue: Queue, target: int, source: int, size: int, dtype: np.dtype)
 
 
 @register("reduce_scatter", "host_staged", memory="device")
-@register("allreduce", "host_staged", memory="device")
+@register("allreduce", "host_staged", memory="device", compresses=True)
 def allreduce(task: Task) -> Run:
     """Reduce chunk by chunk; a reduce_scatter is a part of it."""
     size, sums = task.array.size, accumulator(task.array.dtype)
@@ -115,7 +115,8 @@ def allreduce(task: Task) -> Run:
     chunks += [slice(*chunk) for chunk in blocks(slice(0, end), length)]
     for chunk in chunks:
         buffer = pipeline.next_buffer(chunk.stop - chunk.start)
-        pipeline.add(buffer.size, work.down(chunk, buffer), work.up(chunk, buffer))
+        compresses = task.compresses and chunk.stop <= end
+        pipeline.add(buffer.size, work.down(chunk, buffer), work.up(chunk, buffer), compresses)
     return pipeline.run
 
 

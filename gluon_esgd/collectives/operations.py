@@ -9,9 +9,11 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 __all__ = [
+    "COMPRESSIONS",
     "DTYPES",
     "OPERATIONS",
     "TAIL",
+    "WIDE",
     "Operation",
     "accumulator",
     "divide_by_weight",
@@ -19,6 +21,8 @@ __all__ = [
 ]
 
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
+# What may be compressed on its way, and to what.
+WIDE, COMPRESSIONS = ("float32", "float64"), ("fp16",)
 
 # Behind a vector of `weighted_mean`: its weight, and the count of ranks with an error.
 TAIL = 2
@@ -89,12 +93,13 @@ OPERATIONS = {
         Operation("min", np.minimum),
         Operation("max", np.maximum),
         Operation("weighted_mean", np.add, divides=True, tail=TAIL),
+        Operation("weighted_sum", np.add, tail=TAIL),
     )
 }
 
 
 def divide_by_weight(array: Any) -> None:
-    """Finish a `weighted_mean` whose sums were made elsewhere; in place, on this rank alone."""
+    """Make a `weighted_mean` of a `weighted_sum`; in place, on this rank alone."""
     OPERATIONS["weighted_mean"].finish(array, 0)
 
 

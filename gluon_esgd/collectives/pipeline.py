@@ -86,15 +86,21 @@ class Pipeline:
         """Return where the next chunk of `size` elements lies on the host."""
         return self._buffers[len(self._chunks) % len(self._buffers)][:size]
 
-    def add(self, size: int, down: Sequence[Step], up: Sequence[Step]) -> None:
+    def add(
+        self, size: int, down: Sequence[Step], up: Sequence[Step], compresses: bool = False
+    ) -> None:
         """Add a chunk, with what starts its copies down and up; collective."""
         array, comm = self.next_buffer(size), self._task.comm
-        key = (array.ctypes.data, size)
+        key = (array.ctypes.data, size, compresses)
         if key not in self._hosts:
             inside = replace(
-                self._task, vectors=[array], op=self._task.op.bare, home=self._memory.mapping
+                self._task,
+                vectors=[array],
+                op=self._task.op.bare,
+                home=self._memory.mapping,
+                compresses=compresses,
             )
-            name = _agreed_choice(self._collective, array.nbytes, comm)
+            name = _agreed_choice(self._collective, array.nbytes, comm, compresses)
             self._hosts[key] = prepared(self._collective, name, inside)[1]
         self._chunks.append((down, self._hosts[key], up))
 
@@ -125,6 +131,7 @@ class Pipeline:
         return self.down.mark()
 
 
-def _agreed_choice(collective: str, nbytes: int, comm: Communicator) -> str:
+def _agreed_choice(collective: str, nbytes: int, comm: Communicator, compresses: bool) -> str:
     """Return rank 0's choice for vectors in host memory; collective."""
-    return str(comm.allgather(choose(collective, nbytes, comm), "a choice for host memory")[0])
+    choice = choose(collective, nbytes, comm, compresses)
+    return str(comm.allgather(choice, "a choice for host memory")[0])

@@ -15,7 +15,7 @@ from .agreement import by_rank
 from .choice import choose, choose_on_devices, settle
 from .devices import is_on_device
 from .kernels import MOST
-from .operations import DTYPES, OPERATIONS, silence
+from .operations import COMPRESSIONS, DTYPES, OPERATIONS, WIDE, silence
 from .prepared import prepared
 from .registry import COLLECTIVES, Run, Task, find, names
 
@@ -70,6 +70,7 @@ def plan(
     root: int = 0,
     algorithm: str = "auto",
     what: Optional[str] = None,
+    compression: Optional[str] = None,
 ) -> Plan:
     """Prepare a collective in place and check that all ranks bring the same; collective.
 
@@ -83,17 +84,21 @@ def plan(
         are written. Contiguous numpy or CuPy arrays of float16 (added up in float32), float32,
         float64, int32 or int64.
     comm : Communicator
-    op : {'sum', 'mean', 'min', 'max', 'weighted_mean'}, default 'sum'
+    op : {'sum', 'mean', 'min', 'max', 'weighted_mean', 'weighted_sum'}, default 'sum'
         Means divide by the number of vectors in all (integers are rounded down).
         `weighted_mean`, of an allreduce: the vector's last two elements are a weight and a count
         of errors. They are added up; everything before them is added up and divided by the sum of
-        the weights (zeros where it is 0).
+        the weights (zeros where it is 0). `weighted_sum` leaves that to `divide_by_weight`.
     root : int, default 0
         Rank whose vector a broadcast takes.
     algorithm : str, default 'auto'
         One of `names`; one rank alone takes ``local``, and on GPUs what ``auto`` takes.
     what : str, optional
         Its name in messages; the collective's own unless given.
+    compression : {None, 'fp16'}, default None
+        Of an allreduce of float32 or float64: what goes from machine to machine travels as
+        half floats, each block of them scaled so that nothing overflows, and is added up in the
+        vectors' own type. Tails stay exact. Within one machine it changes nothing.
 
     Returns
     -------
@@ -115,6 +120,8 @@ def plan(
     called = what or ("an allreduce" if collective == "allreduce" else f"a {collective}")
     group = list(vectors) if isinstance(vectors, (list, tuple)) else [vectors]
     fault = _fault(collective, group, comm, op, root, algorithm)
+    fault = fault or _fault_of_compression(compression, collective, group, comm, algorithm)
+    compresses = compression is not None and len(comm.nodes) > 1
     mine: Dict[str, Any] = {"fault": fault}
     on_device = fault is None and is_on_device(group[0])
     choosing = choose_on_devices if on_device else choose
@@ -123,12 +130,13 @@ def plan(
         home = mapping_of(group[0]) if _is_aligned(group[0]) else None
         mine = {
             **mine,
-            "call": f"{collective}, op={op!r}, root={root}, algorithm={algorithm!r}",
+            "call": f"{collective}, op={op!r}, root={root}, algorithm={algorithm!r}, "
+            f"compression={compression!r}",
             "vectors": f"{group[0].dtype} of shape ({group[0].size},)"
             + (" on GPUs" if on_device else ""),
             "count": len(group),
             "home": None if home is None else [home.name, home.locate(group[0])],
-            "choice": choosing(collective, group[0].nbytes, comm) if chooses else None,
+            "choice": choosing(collective, group[0].nbytes, comm, compresses) if chooses else None,
         }
     everybody = comm.allgather(mine, f"the plan of {called}")
     _check(called, everybody)
@@ -147,6 +155,7 @@ def plan(
         count=sum(e["count"] for e in everybody),
         root=root,
         home=mapping_of(group[0]) if at_home else None,
+        compresses=compresses,
     )
     if not group[0].size:
         return Plan(algorithm, what, comm, announced(lambda task: lambda what: None)(task))
@@ -179,8 +188,8 @@ def _fault(
         return "vectors must all lie on GPUs or all in host memory; move some of them"
     if is_on_device(group[0]) and len(group) > MOST:
         return f"vectors must be at most {MOST} on the GPUs of one process, got {len(group)}"
-    if op == "weighted_mean" and (collective != "allreduce" or group[0].size < 2):
-        return f"op='weighted_mean' is for an allreduce of at least 2 elements, got a {collective}"
+    if OPERATIONS[op].tail and (collective != "allreduce" or group[0].size < OPERATIONS[op].tail):
+        return f"op={op!r} is for an allreduce of at least 2 elements, got a {collective}"
     if algorithm == "local" and comm.size > 1:
         return f"algorithm='local' is for one rank, and there are {comm.size}; use 'auto'"
     if algorithm in ("auto", "local"):
@@ -200,6 +209,41 @@ def _fault(
             f"(or unset {PREFIX}ALGORITHM)"
         )
     return None
+
+
+def _fault_of_compression(
+    compression: Optional[str],
+    collective: str,
+    group: List[Any],
+    comm: Communicator,
+    algorithm: str,
+) -> Optional[str]:
+    """What is wrong with this rank's compression, the other arguments being right."""
+    if compression is None:
+        return None
+    if not isinstance(compression, str) or compression not in COMPRESSIONS:
+        return f"compression={compression!r} must be None or {COMPRESSIONS[0]!r}"
+    if collective != "allreduce":
+        return f"compression={compression!r} is for an allreduce, got a {collective}"
+    if group[0].dtype.name not in WIDE:
+        return (
+            f"compression={compression!r} is for vectors of {' or '.join(WIDE)}, "
+            f"got {group[0].dtype}"
+        )
+    if algorithm == "auto" or len(comm.nodes) == 1 or find(collective, algorithm).compresses:
+        return None
+    can = [
+        name
+        for name in names(collective)
+        if name != "auto"
+        and find(collective, name).compresses
+        and (find(collective, name).memory == "device") == is_on_device(group[0])
+    ]
+    return (
+        f"algorithm={algorithm!r} adds up what it sends, so it cannot compress: use 'auto' "
+        f"(or unset {PREFIX}ALGORITHM), {' or '.join(map(repr, can))}, or compression=None "
+        f"(or unset {PREFIX}COMPRESSION)"
+    )
 
 
 def _is_aligned(vector: Any) -> bool:

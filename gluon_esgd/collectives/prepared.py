@@ -45,7 +45,7 @@ def _prepared(collective: str, name: str, task: Task) -> Tuple[str, Run]:
     if algorithm.memory == "node" and task.home is None:
         between = window(WINDOW_BYTES, task.comm)
         if between is None:
-            name = among_messages(collective, task.array.nbytes)
+            name = among_messages(collective, task.array.nbytes, task.compresses)
             algorithm = find(collective, name)
     prepare = algorithm.prepare
     if between is not None:

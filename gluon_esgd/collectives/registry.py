@@ -79,6 +79,8 @@ class Task:
     home : Mapping or None
         Memory that the ranks of this machine share and in which the vector lies, at the same
         offset on every rank.
+    compresses : bool
+        Whether floats go from machine to machine as half floats; only where there are several.
     """
 
     vectors: List[Any]
@@ -87,6 +89,7 @@ class Task:
     count: int
     root: int = 0
     home: Optional[Mapping] = None
+    compresses: bool = False
 
     @property
     def array(self) -> Any:
@@ -116,22 +119,27 @@ class Algorithm:
     memory : {'host', 'device', 'node'}
         Where the vectors lie that it takes: of this process, on GPUs, or in memory that the
         ranks of a machine share. Reductions of the last two add float16 up in float32.
+    compresses : bool
+        Whether it can send half floats from machine to machine (`Task.compresses`).
     """
 
     prepare: Prepare
     memory: str = "host"
+    compresses: bool = False
 
 
 _algorithms: Dict[Tuple[str, str], Algorithm] = {}
 
 
-def register(collective: str, name: str, *, memory: str = "host") -> Callable[[Prepare], Prepare]:
+def register(
+    collective: str, name: str, *, memory: str = "host", compresses: bool = False
+) -> Callable[[Prepare], Prepare]:
     """Decorate an algorithm of `collective` to enter it under `name`; see `Algorithm`."""
 
     def enter(function: Prepare) -> Prepare:
         if (collective, name) in _algorithms:
             raise ValueError(f"{collective} algorithm {name!r} is registered already")
-        _algorithms[collective, name] = Algorithm(function, memory)
+        _algorithms[collective, name] = Algorithm(function, memory, compresses)
         return function
 
     return enter

@@ -8,22 +8,21 @@ workstations*, 2009). Part ``p`` is summed in the order of ranks ``p + 1``,
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import List, Union
 
 import numpy as np
 
 from ..communicator import Communicator, movable
+from .flow import UNDER_WAY, Flow
+from .half_ring import HalfRing
 from .operations import Operation
 from .parts import part
 from .registry import Run, Task, register
 
-__all__ = ["Ring", "allgather", "allreduce", "reduce_scatter"]
+__all__ = ["Ring", "allgather", "allreduce", "around", "reduce_scatter"]
 
-_TAG = 7
 # Pieces in which a part travels, so that adding one overlaps receiving the next.
 _PIECE_BYTES = 1 << 21
-# So many are sent and received at a time; MPICH takes ten times as long with hundreds.
-_UNDER_WAY = 2
 
 
 class Ring:
@@ -41,7 +40,7 @@ class Ring:
         self._comm, self._op = comm, op
         self._parts = [array[part(array.size, rank, comm.size)] for rank in range(comm.size)]
         longest = min(max(p.size for p in self._parts), _PIECE_BYTES // array.itemsize)
-        self._spare = np.empty((_UNDER_WAY, longest), array.dtype)
+        self._spare = np.empty((UNDER_WAY, longest), array.dtype)
 
     def reduce_scatter(self, what: str) -> None:
         """Reduce each rank's own part on it; the others are left with what passed through."""
@@ -59,29 +58,16 @@ class Ring:
 
     def _pass_on(self, what: str, sent: np.ndarray, target: np.ndarray, adds: bool) -> None:
         """Send to the next rank, receive from the one before, and add piece by piece."""
-        comm, spare = self._comm, self._spare
-        following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        out, targets = _pieces(sent), _pieces(target)
-        places = targets
+        out, targets, places = _pieces(sent), _pieces(target), _pieces(target)
         if adds:
-            places = [spare[i % _UNDER_WAY][: t.size] for i, t in enumerate(targets)]
-        sends: List[Any] = []
-        receives: List[Any] = []
-        for turn in range(max(len(out), len(targets)) + _UNDER_WAY):
-            # A place is received into again only when what it held has been added.
-            if turn >= _UNDER_WAY:
-                done = turn - _UNDER_WAY
-                if done < len(targets):
-                    comm.wait([receives[done]], what, under_way=[*receives, *sends])
-                    if adds:
-                        self._op.combine(places[done], targets[done], out=targets[done])
-                if done < len(out):
-                    comm.wait([sends[done]], what, under_way=[*receives, *sends])
-            if turn < len(targets):
-                receives.append(comm.mpi.Irecv(places[turn], before, _TAG))
-            if turn < len(out):
-                sends.append(comm.mpi.Isend(out[turn], following, _TAG))
-        comm.sent_bytes += sent.nbytes
+            places = [self._spare[i % UNDER_WAY][: t.size] for i, t in enumerate(targets)]
+
+        def take(i: int) -> None:
+            if adds:
+                self._op.combine(places[i], targets[i], out=targets[i])
+
+        flow = Flow(len(out), out.__getitem__, len(targets), places.__getitem__, take)
+        flow.run(self._comm, what)
 
 
 def _pieces(part: np.ndarray) -> List[np.ndarray]:
@@ -89,10 +75,17 @@ def _pieces(part: np.ndarray) -> List[np.ndarray]:
     return [part[i : i + length] for i in range(0, part.size, length)]
 
 
-@register("allreduce", "ring")
+def around(
+    array: np.ndarray, comm: Communicator, op: Operation, compresses: bool
+) -> Union[Ring, HalfRing]:
+    """Return the ring on which `array` goes; with `compresses` as half floats between machines."""
+    return HalfRing(array, comm, op) if compresses else Ring(array, comm, op)
+
+
+@register("allreduce", "ring", compresses=True)
 def allreduce(task: Task) -> Run:
     """Reduce around the ring, then gather around it; parts are cut in pieces that overlap."""
-    ring = Ring(task.array, task.comm, task.op)
+    ring = around(task.array, task.comm, task.op, task.compresses)
 
     def run(what: str) -> None:
         ring.reduce_scatter(what)

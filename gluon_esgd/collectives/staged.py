@@ -7,7 +7,7 @@ lies in shared memory for good.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 import numpy as np
 
@@ -39,17 +39,32 @@ def staged(collective: str, prepare: Prepare, window: Mapping) -> Prepare:
 
     def wrapped(task: Task) -> Run:
         array, buffer = task.array, _windows(window, task)[window.own]
-        chunks = [slice(*chunk) for chunk in blocks(slice(0, array.size), buffer.size)]
-        runs: Dict[int, Run] = {}
-        for size in {chunk.stop - chunk.start for chunk in chunks}:
-            inside = replace(task, vectors=[buffer[:size]], home=window, op=task.op.bare)
-            runs[size] = prepare(inside)
+        # Where floats are compressed a tail is not: it is a chunk of its own.
+        end = array.size - (task.op.tail if task.compresses else 0)
+        spans = [(slice(0, end), task.compresses), (slice(end, array.size), False)]
+        chunks = [
+            (slice(*chunk), compresses)
+            for span, compresses in spans
+            for chunk in blocks(span, buffer.size)
+        ]
+        runs: Dict[Tuple[int, bool], Run] = {}
+        for chunk, compresses in chunks:
+            size = chunk.stop - chunk.start
+            if (size, compresses) not in runs:
+                inside = replace(
+                    task,
+                    vectors=[buffer[:size]],
+                    home=window,
+                    op=task.op.bare,
+                    compresses=compresses,
+                )
+                runs[size, compresses] = prepare(inside)
 
         def run(what: str) -> None:
-            for chunk in chunks:
+            for chunk, compresses in chunks:
                 inside, outside = buffer[: chunk.stop - chunk.start], array[chunk]
                 np.copyto(inside, outside)
-                runs[inside.size](what)
+                runs[inside.size, compresses](what)
                 np.copyto(outside, inside)
             task.op.finish(array, task.count)
 

@@ -38,6 +38,7 @@ _FLAGS = (
     ("--alpha", "A", "moving rate, at most 2/(1+C)"),
     ("--beta", "B", "instead of alpha, which is then B/max(2, C)"),
     ("--lazy", "STEPS", "steps from a snapshot to the application of its exchange"),
+    ("--compression", "fp16", "16-bit floats between machines and to the servers"),
     ("--hosts", "A:4,B:4", "machines and their slots, filled in order"),
     ("--hostfile", "FILE", "the same from a file, one 'NAME slots=4' a line"),
     ("--remote-shell", "CMD", "what runs a command on another host (default: ssh)"),
@@ -115,7 +116,7 @@ def spec_from(options: argparse.Namespace) -> JobSpec:
 
 
 def _texts(options: argparse.Namespace) -> Dict[str, Any]:
-    given = {name: getattr(options, name) for name in ("rule", "job_dir", "mpiexec")}
+    given = {name: getattr(options, name) for name in ("rule", "compression", "job_dir", "mpiexec")}
     given["remote_shell"] = options.remote_shell or "ssh"
     given["bind"] = options.bind or "cores"
     return {**given, "dry_run": options.dry_run}

@@ -53,6 +53,8 @@ def _counts(spec: JobSpec) -> Iterator[str]:
 def _elastic(spec: JobSpec) -> Iterator[str]:
     if spec.rule is not None and spec.rule not in RULES:
         yield f"--rule {spec.rule} must be one of {', '.join(RULES)}"
+    if spec.compression not in (None, "fp16"):
+        yield f"--compression {spec.compression} must be fp16, or left out"
     if spec.interval is not None and spec.interval < 1:
         yield f"--interval {spec.interval} must be at least 1"
     if spec.interval is not None and spec.rule == "sgd":

@@ -162,6 +162,7 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
         num_servers=spec.num_servers,
         scheduler=site.scheduler,
         places=_places(spec, site, client) if spec.bind == "cores" else None,
+        compression=spec.compression or site.base.compression,
         start_timeout_s=spec.start_timeout_s or site.base.start_timeout_s,
     )
     return replace(site.base, **values)

@@ -28,6 +28,8 @@ class JobSpec:
         Parameter servers; unset: 1 with several clients, else 0.
     rule, interval, alpha, beta, lazy
         Of the exchange between clients; unset: left to the trainer.
+    compression : str, optional
+        'fp16': half floats between machines and to the servers.
     hosts : tuple of Host
         Machines in the order in which they are filled; empty: this machine.
     remote_shell : str
@@ -64,6 +66,7 @@ class JobSpec:
     alpha: Optional[float] = None
     beta: Optional[float] = None
     lazy: Optional[int] = None
+    compression: Optional[str] = None
     hosts: Tuple[Host, ...] = ()
     remote_shell: str = "ssh"
     env: Tuple[Tuple[str, Optional[str]], ...] = ()

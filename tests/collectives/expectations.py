@@ -17,7 +17,7 @@ from ..pool import OPEN_MPI_PYTHON, Shape, label
 
 REDUCTIONS = ("allreduce", "reduce_scatter")
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
-OPERATIONS = ("sum", "mean", "min", "max", "weighted_mean")
+OPERATIONS = ("sum", "mean", "min", "max", "weighted_mean", "weighted_sum")
 
 ALGORITHMS = {
     "allreduce": ["auto", "hierarchical", "library", "local", "ring", "shared"],
@@ -83,7 +83,7 @@ def brought(size: int, dtype: str, op: str, counts: Tuple[int, ...]) -> List[Lis
 def _vector(number: int, size: int, dtype: str, op: str) -> np.ndarray:
     noise = _noise()[7 * number : 7 * number + size] * (number + 1)
     made = (noise * 50 if np.dtype(dtype).kind == "i" else noise).astype(dtype)
-    if op == "weighted_mean":
+    if op.startswith("weighted"):
         made[-2:] = number % 5 + 1, number % 2
     return made
 
@@ -102,7 +102,7 @@ def reduced(size: int, dtype: str, op: str, counts: Tuple[int, ...]) -> Tuple[An
     exact = np.dtype(np.int64 if np.dtype(dtype).kind == "i" else np.float64)
     total: Any = sum(v.astype(exact) for v in vectors)
     magnitude: Any = sum(np.abs(v).astype(exact) for v in vectors)
-    divisor = 1 if op == "sum" else len(vectors)
+    divisor = len(vectors) if op == "mean" else 1
     end = size
     if op == "weighted_mean":
         divisor, end = int(total[-2]), size - 2

@@ -26,7 +26,7 @@ from .kernel_library import compiler, misaligned
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
-OPERATIONS = ("sum", "mean", "min", "max", "weighted_mean")
+OPERATIONS = ("sum", "mean", "min", "max", "weighted_mean", "weighted_sum")
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 SIZES = (2, 67, 1001)
 COUNTS = [(1,), (3,)]
@@ -261,6 +261,43 @@ def test_several_machines(pools: Pools, shape: Shape, algorithm: str, taken: str
     counts = tuple([2, 1, 1][: shape.workers])
     arguments = ("allreduce", algorithm, counts, OPERATIONS, (2, 67, 1001), {"order": "mixed"})
     check(pools.get(shape).run(_ranks, *arguments), taken)
+
+
+def _half_floats() -> List[Tuple[str, List[float], int]]:
+    """On two machines: the algorithm, a weighted mean, and bytes sent."""
+    from gluon_esgd import world
+
+    comm = world().comm
+    with gpus(comm), fake_cupy.machine.passing():
+        return [_mean(comm, None), _mean(comm, "fp16"), (_taken(comm), [], 0)]
+
+
+def _mean(comm: Communicator, compression: Any) -> Tuple[str, List[float], int]:
+    vector = _place(0, np.full(1000, comm.rank + 1.0, np.float32), 4)
+    vector.host[-2:] = 4097 + comm.rank, 1
+    arguments: Dict[str, Any] = {"op": "weighted_mean", "compression": compression}
+    made = plan("allreduce", vector, comm, algorithm="host_staged", **arguments)
+    before = comm.sent_bytes
+    made()
+    return made.algorithm, vector.host.tolist(), comm.sent_bytes - before
+
+
+def _taken(comm: Communicator) -> str:
+    vector = _place(0, np.ones(5, np.float32), 4)
+    with pytest.raises(ValueError, match=r"'nccl' adds up what it sends.*'host_staged', or"):
+        plan("allreduce", vector, comm, algorithm="nccl", compression="fp16")
+    return plan("allreduce", vector, comm, compression="fp16").algorithm
+
+
+@pytest.mark.mpi
+def test_half_floats_between_machines(pools: Pools) -> None:
+    for full, half, automatic in pools.get(on_nodes(1, 1)).run(_half_floats):
+        assert [full[0], half[0], automatic[0]] == ["host_staged"] * 3
+        assert half[1] == full[1], "ones and twos are not rounded, and tails must not be"
+        assert half[1][-2:] == [8195.0, 2.0]
+        chunks = -(-998 * 4 // CHUNK_BYTES)
+        # Both halves of each chunk have a power of two; what MPI does with the tail is not counted.
+        assert half[2] == 2 * 998 + 2 * 4 * chunks
 
 
 def _without_shared_memory() -> List[Made]:

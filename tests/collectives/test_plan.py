@@ -62,7 +62,7 @@ FAULTS: Dict[str, Tuple[Callable[[], Call], List[str]]] = {
     ),
     "unknown op": (
         lambda: _call(np.ones(4, np.float32), op="average"),
-        ["op='average' must be one of sum, mean, min, max, weighted_mean"],
+        ["op='average' must be one of sum, mean, min, max, weighted_mean, weighted_sum"],
     ),
     "op of another type": (lambda: _call(np.ones(4, np.float32), op=["sum"]), ["op=['sum']"]),
     "unknown algorithm": (
@@ -100,6 +100,34 @@ FAULTS: Dict[str, Tuple[Callable[[], Call], List[str]]] = {
     "weights of a part": (
         lambda: _call(np.ones(4, np.float32), "reduce_scatter", op="weighted_mean"),
         ["op='weighted_mean' is for an allreduce", "got a reduce_scatter"],
+    ),
+    "sums of weights of a part": (
+        lambda: _call(np.ones(4, np.float32), "reduce_scatter", op="weighted_sum"),
+        ["op='weighted_sum' is for an allreduce", "got a reduce_scatter"],
+    ),
+    "unknown compression": (
+        lambda: _call(np.ones(4, np.float32), compression="bf16"),
+        ["compression='bf16' must be None or 'fp16'"],
+    ),
+    "compression of another type": (
+        lambda: _call(np.ones(4, np.float32), compression=["fp16"]),
+        ["compression=['fp16'] must be None or 'fp16'"],
+    ),
+    "compressed integers": (
+        lambda: _call(np.ones(4, np.int32), compression="fp16"),
+        ["compression='fp16' is for vectors of float32 or float64, got int32"],
+    ),
+    "compressed half floats": (
+        lambda: _call(np.ones(4, np.float16), compression="fp16"),
+        ["compression='fp16' is for vectors of float32 or float64, got float16"],
+    ),
+    "compressed broadcast": (
+        lambda: _call(np.ones(4, np.float32), "broadcast", compression="fp16"),
+        ["compression='fp16' is for an allreduce, got a broadcast"],
+    ),
+    "compressed reduce_scatter": (
+        lambda: _call(np.ones(4, np.float32), "reduce_scatter", compression="fp16"),
+        ["compression='fp16' is for an allreduce, got a reduce_scatter"],
     ),
 }
 
@@ -165,6 +193,11 @@ DIFFERENCES: Dict[str, Tuple[Call, str, str]] = {
         "algorithm='ring'",
     ),
     "root": (_call(np.ones(4, np.float32), root=2), "root=0", "root=2"),
+    "compression": (
+        _call(np.ones(4, np.float32), compression="fp16"),
+        "compression=None",
+        "compression='fp16'",
+    ),
     "collective": (_call(np.ones(4, np.float32), "allgather"), "allreduce, ", "allgather, "),
 }
 
@@ -191,8 +224,25 @@ def test_ranks_that_bring_different_things_are_told_what_each_brought(
         assert after == [6.0] * 3
 
 
-def _all_ask(algorithm: str) -> Tuple[str, List[float]]:
-    return _try(_call(np.ones(4, np.float32), algorithm=algorithm))
+def _all_ask(algorithm: str, **more: Any) -> Tuple[str, List[float]]:
+    return _try(_call(np.ones(4, np.float32), algorithm=algorithm, **more))
+
+
+def _all_ask_for_half_floats(algorithm: str) -> Tuple[str, List[float]]:
+    return _all_ask(algorithm, compression="fp16")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [THREE, TWO_AND_ONE], ids=name_of)
+def test_what_adds_up_in_messages_cannot_compress_them(pools: Pools, shape: Shape) -> None:
+    for said, after in pools.get(shape).run(_all_ask_for_half_floats, "library"):
+        if shape == THREE:
+            assert said == "no error", "nothing leaves the machine"
+        else:
+            assert "rank 0, 1, 2: algorithm='library' adds up what it sends" in said
+            assert "use 'auto' (or unset GLUON_ESGD_ALGORITHM), 'hierarchical' or 'ring'" in said
+            assert "or compression=None (or unset GLUON_ESGD_COMPRESSION)" in said
+        assert after == [6.0] * 3
 
 
 @pytest.mark.mpi

@@ -75,6 +75,13 @@ def test_scheduler_and_servers_come_first_and_know_the_job():
     assert processes[2].log == "/jobs/1/logs/server1.log"
 
 
+def test_compression_is_a_flag_or_the_users_variable():
+    for process in plan(spec(2, 2, compression="fp16"), site()):
+        assert read(process.env).compression == "fp16"
+    environ = {"GLUON_ESGD_COMPRESSION": "fp16"}
+    assert look_around(spec(1), environ).base.compression == "fp16"
+
+
 def test_servers_are_neither_bound_nor_given_a_gpu():
     scheduler, server, *_ = plan(spec(2, 2), site())
     for process in (scheduler, server):

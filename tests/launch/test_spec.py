@@ -48,10 +48,10 @@ def test_all_flags_arrive():
     job = spec(
         *("-n", "6", "--clients", "3", "--servers", "2", "--rule", "esgd", "--interval", "8"),
         *("--alpha", "0.25", "--lazy", "0", "--env", "A=b=c", "--env", "PATH", "--bind", "none"),
-        *("--start-timeout", "9.5", "--job-dir", "here", "--dry-run"),
+        *("--start-timeout", "9.5", "--job-dir", "here", "--dry-run", "--compression", "fp16"),
     )
     assert (job.rule, job.interval, job.alpha, job.lazy) == ("esgd", 8, 0.25, 0)
-    assert job.env == (("A", "b=c"), ("PATH", None))
+    assert job.env == (("A", "b=c"), ("PATH", None)) and job.compression == "fp16"
     assert (job.bind, job.start_timeout_s, job.job_dir, job.dry_run) == ("none", 9.5, "here", True)
 
 
@@ -66,6 +66,7 @@ def test_all_flags_arrive():
         ("-n 4 --servers -1", "--servers -1 must be at least 0"),
         ("-n 4 --clients 2 --servers 0", "--servers 0 with 2 clients"),
         ("-n 4 --rule easgd", "--rule easgd must be one of sgd, asgd, esgd"),
+        ("-n 4 --compression 2bit", "--compression 2bit must be fp16"),
         ("-n 4 --rule sgd --interval 2", "--interval 2 with --rule sgd"),
         ("-n 4 --interval 0", "--interval 0 must be at least 1"),
         ("-n 4 --interval 2 --lazy 3", "--lazy 3 must not exceed --interval 2"),

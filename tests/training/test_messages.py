@@ -38,6 +38,8 @@ def _trainer(params: Any = None, optimizer: Any = "sgd", **kwargs: Any) -> Elast
     ("kwargs", "message"),
     [
         ({"compression_params": {"type": "2bit"}}, r"compression_params=\{'type': '2bit'\} is not"),
+        ({"compression_params": {"type": "fp16", "threshold": 1}}, "use {'type': 'fp16'}, or"),
+        ({"outer": {"momentum": 0.9}, "rule": "sgd"}, "outer=.*: there is no center to move"),
         ({"rule": "esgd", "optimizer": "ftrl"}, "optimizer 'ftrl' computes its weights anew"),
     ],
 )
@@ -80,6 +82,26 @@ def test_a_second_rule(shared: job_module.Job) -> None:
     _trainer(rule="esgd")
     with pytest.raises(ValueError, match=r"rule='asgd', but an earlier trainer .* has 'esgd'"):
         _trainer(rule="asgd")
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "message"),
+    [
+        (
+            "outer",
+            {"momentum": 0.9},
+            None,
+            r"outer=Outer\(momentum=0.0, .* has Outer\(momentum=0.9",
+        ),
+        ("compression_params", None, {"type": "fp16"}, "compression='fp16', .* has None"),
+    ],
+)
+def test_what_belongs_to_the_job(
+    shared: job_module.Job, name: str, first: Any, second: Any, message: str
+) -> None:
+    _trainer(rule="esgd", **{name: first})
+    with pytest.raises(ValueError, match=message):
+        _trainer(rule="esgd", **{name: second})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import mxnet as mx
 import pytest
 
 from gluon_esgd import ElasticSGD
+from gluon_esgd.optim import Outer
 from gluon_esgd.policy import Interval, resolve
 from gluon_esgd.settings import Settings
 
@@ -70,6 +71,40 @@ def test_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         resolve(_settings(**settings), optimizer, "device", **given)
+
+
+@pytest.mark.parametrize("rule", ["asgd", "esgd"])
+def test_the_momentum_of_the_center(rule: str) -> None:
+    assert resolve(_settings(), SGD, "device", rule=rule).outer.is_plain
+    given = {"momentum": 0.9}
+    assert resolve(_settings(), SGD, "device", rule=rule, outer=given).outer == Outer(0.9, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("outer", "rule", "message"),
+    [
+        (
+            {"momentum": 0.9, "nesterov": 1},
+            "esgd",
+            "outer=.*nesterov.* must be a dict with momentum",
+        ),
+        (0.9, "esgd", "outer=0.9 must be a dict with momentum and learning_rate"),
+        ({"momentum": "x"}, "esgd", "outer momentum='x' must be a number"),
+        ({"momentum": 1.0}, "asgd", "outer momentum=1.0 must be at least 0 and below 1"),
+        ({"learning_rate": 0}, "asgd", "outer learning_rate=0.0 must be above 0"),
+        ({"momentum": 0.9}, "sgd", "under rule='sgd': there is no center to move"),
+    ],
+)
+def test_a_momentum_that_cannot_be(outer: Any, rule: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve(_settings(), SGD, "device", rule=rule, outer=outer)
+
+
+def test_compression_is_the_trainers_or_the_jobs() -> None:
+    assert resolve(_settings(), SGD, "device").compression is None
+    assert resolve(_settings(compression="fp16"), SGD, "device").compression == "fp16"
+    given = {"type": "fp16"}
+    assert resolve(_settings(), SGD, "device", compression_params=given).compression == "fp16"
 
 
 @pytest.mark.parametrize(
