@@ -21,10 +21,13 @@ from .topology import World
 __all__ = [
     "Weights",
     "broadcast",
+    "broadcast_arrays",
     "check_alike",
     "contract",
+    "device_mean",
     "digest",
     "follow_leader",
+    "is_statistic",
     "take_from_leader",
 ]
 
@@ -89,19 +92,31 @@ class _FromLeader:
 
 def broadcast(params: Sequence[Parameter], comm: Communicator) -> None:
     """Give every rank the leader's values of initialized `params`; collective."""
-    if comm.size == 1 or not params:
+    broadcast_arrays([p.list_data() for p in params], comm)
+
+
+def broadcast_arrays(groups: Sequence[Sequence[mx.nd.NDArray]], comm: Communicator) -> None:
+    """Give every rank the leader's values; collective.
+
+    Parameters
+    ----------
+    groups : sequence of sequences of NDArray
+        Of each parameter the arrays of all devices; the leader's first one counts.
+    comm : Communicator
+    """
+    if comm.size == 1 or not groups:
         return
-    hosts = [p.list_data()[0].asnumpy() for p in params]
+    hosts = [arrays[0].asnumpy() for arrays in groups]
     flat = np.concatenate([_bytes(h) for h in hosts])
     comm.broadcast(flat, "the broadcast of parameters")
     if comm.rank == 0:
         return
     start = 0
-    for param, host in zip(params, hosts):
+    for arrays, host in zip(groups, hosts):
         _bytes(host)[:] = flat[start : start + host.nbytes]
         start += host.nbytes
         value = mx.nd.array(host, dtype=host.dtype)
-        for array in param.list_data():
+        for array in arrays:
             # From numpy it would fail where oneDNN has laid the weight out anew.
             value.copyto(array.as_nd_ndarray())
 
@@ -114,7 +129,7 @@ def digest(params: Sequence[Parameter]) -> str:
     """Return a digest of what replicas have alike: all but running statistics."""
     sha = hashlib.sha256()
     for param in params:
-        for array in [] if _is_statistic(param) else param.list_data():
+        for array in [] if is_statistic(param) else param.list_data():
             sha.update(array.asnumpy().tobytes())
     return sha.hexdigest()
 
@@ -145,10 +160,10 @@ class Weights:
     """
 
     def __init__(self, params: Sequence[Parameter], optimizer: Any, updaters: Sequence) -> None:
-        self.order = sorted(range(len(params)), key=lambda i: _is_statistic(params[i]))
+        self.order = sorted(range(len(params)), key=lambda i: is_statistic(params[i]))
         self.sizes = [int(np.prod(params[i].shape)) for i in self.order]
         self.size = sum(self.sizes)
-        statistics = [n for i, n in zip(self.order, self.sizes) if _is_statistic(params[i])]
+        statistics = [n for i, n in zip(self.order, self.sizes) if is_statistic(params[i])]
         self.num_moved = self.size - sum(statistics)
         self._params, self._optimizer, self._updaters = params, optimizer, updaters
 
@@ -171,9 +186,13 @@ class Weights:
         return out
 
     def copy_to(self, flat: mx.nd.NDArray) -> None:
-        """Push copies of the weights (fp32 masters where there are) into `flat`."""
+        """Push copies of the weights (fp32 masters where there are) into `flat`.
+
+        Devices hold the same weights; of running statistics it is the mean over them.
+        """
         for i, out in zip(self.order, self._slices(flat)):
-            source = self._targets(i)[0]
+            targets = self._targets(i)
+            source = device_mean(targets) if is_statistic(self._params[i]) else targets[0]
             if source.dtype == out.dtype:
                 source.copyto(out)
             else:
@@ -200,7 +219,7 @@ class Weights:
     def write(self, flat: mx.nd.NDArray) -> None:
         """Push `flat` into the network itself (not into masters); variances at least 0."""
         for i, value in zip(self.order, self._slices(flat)):
-            if _is_statistic(self._params[i]) and self._params[i].name.endswith("var"):
+            if is_statistic(self._params[i]) and self._params[i].name.endswith("var"):
                 value = mx.nd.maximum(value, 0)
             for data in self._params[i].list_data():
                 data[:] = value.as_in_context(data.context).astype(data.dtype, copy=False)
@@ -246,11 +265,24 @@ def take_from_leader(world: World, weights: Weights, flat: mx.nd.NDArray) -> boo
     return not np.array_equal(before[trained], after[trained])
 
 
-def _is_statistic(param: Parameter) -> bool:
+def device_mean(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the mean of a parameter's arrays over this process's devices; the one if there is one.
+
+    In float32, on the first device; pushed, it does not wait.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    here = arrays[0].context
+    copies = [array.as_in_context(here).astype("float32", copy=False) for array in arrays]
+    return mx.nd.add_n(*copies) / len(copies)
+
+
+def is_statistic(param: Parameter) -> bool:
+    """Whether `param` is a running statistic: the forward pass writes it, no gradient does."""
     return param.grad_req == "null" and not param._differentiable
 
 
 def _kind(param: Parameter) -> int:
-    if _is_statistic(param):
+    if is_statistic(param):
         return AVERAGED
     return CARRIED if param.grad_req == "null" or param.lr_mult == 0 else MOVED

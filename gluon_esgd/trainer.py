@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
@@ -10,10 +11,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 from mxnet import gluon
 from mxnet.kvstore import KVStore
 
+from .accumulation import Accumulation
+from .clipping import checked_norm, global_norm, scale
 from .counters import Counters
 from .job import job
 from .policy import HALF_FLOATS, IntervalLike, resolve
 from .replica import Replica
+from .running_statistics import average_over_ranks
 
 __all__ = ["ElasticTrainer"]
 
@@ -116,6 +120,8 @@ class ElasticTrainer(gluon.Trainer):
             compression_params=compression_params if shared else None,
         )
         self.counters = Counters()
+        self._accumulation = Accumulation(self._params)
+        self._told_not_finite = False
         self._in_center = False
         self._finished = True  # until there is something to finish
         self._replica: Optional[Replica] = None
@@ -157,8 +163,11 @@ class ElasticTrainer(gluon.Trainer):
         CollectiveError, CenterError
             On all ranks of the client: what an earlier step met in the engine.
         """
+        if self._accumulation.open:
+            self._count(batch_size)
+            return
         start = time.perf_counter()
-        replica = self._prepare()
+        replica, batch_size = self._prepare(), self._with_counted(batch_size)
         if replica is None:
             super().step(batch_size, ignore_stale_grad)
         else:
@@ -179,7 +188,10 @@ class ElasticTrainer(gluon.Trainer):
         ------
         CollectiveError, CenterError
             On all ranks of the client: what an earlier step met in the engine.
+        RuntimeError
+            Inside `no_sync`.
         """
+        self._accumulation.refuse("allreduce_grads()")
         replica = self._prepare()
         if replica is None:
             super().allreduce_grads()
@@ -192,16 +204,20 @@ class ElasticTrainer(gluon.Trainer):
         Parameters
         ----------
         batch_size : int
-            Samples of one rank, the same on all: gradients are divided by it.
+            Samples of one rank, the same on all: gradients are divided by it, with what
+            `no_sync` has counted.
         ignore_stale_grad : bool, default False
 
         Raises
         ------
         CollectiveError
             On all ranks, at a later step, when `batch_size` differed.
+        RuntimeError
+            Inside `no_sync`.
         """
+        self._accumulation.refuse("update()")
         start = time.perf_counter()
-        replica = self._prepare()
+        replica, batch_size = self._prepare(), self._with_counted(batch_size)
         if replica is None:
             super().update(batch_size, ignore_stale_grad)
         else:
@@ -212,21 +228,107 @@ class ElasticTrainer(gluon.Trainer):
             self._update(ignore_stale_grad)
         self._after_update(start)
 
-    def _prepare(self) -> Optional[Replica]:
-        """What must hold before anything is done; None where this process is alone."""
-        replica = self._replica
-        if replica is None:
-            return None
+    def clip_global_norm(self, max_norm: float) -> float:
+        """Scale the gradients of all parameters so that their global L2 norm is at most `max_norm`.
+
+        Between `allreduce_grads` and `update`: gradients are then the mean over the ranks of sums
+        over a rank's samples and devices, not divided by the batch size yet, and on that scale is
+        the norm. It is the same on every rank and device, so nothing is communicated; it waits for
+        the gradients. With AMP call ``amp.unscale(trainer)`` before.
+
+        Parameters
+        ----------
+        max_norm : float
+            Above 0; with ``batch_size * c`` the update's mean gradient has at most norm ``c``.
+
+        Returns
+        -------
+        float
+            The norm before. When it is not finite gradients stay as they are (AMP skips such an
+            update), and the leader says so once.
+
+        Raises
+        ------
+        ValueError
+            On this rank: a `max_norm` that is no number above 0.
+        CollectiveError, CenterError
+            On all ranks of the client: what the collective met in the engine.
+        RuntimeError
+            Inside `no_sync`.
+        """
+        limit = checked_norm(max_norm)
+        self._accumulation.refuse("clip_global_norm()")
+        self._prepare()
+        trainable = [param for param in self._params if param.grad_req != "null"]
+        norm = global_norm(trainable)
+        self._job.lane.check()  # what failed there left numbers of no meaning
+        if not math.isfinite(norm):
+            self._tell_not_finite(norm)
+        elif norm > limit:
+            scale(trainable, limit / norm)
+        return norm
+
+    def _tell_not_finite(self, norm: float) -> None:
+        if not self._told_not_finite and self._job.world.is_leader:
+            _log.warning("clip_global_norm: the norm is %s; gradients stay as they are", norm)
+        self._told_not_finite = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let `step` only count this rank's samples: gradients add up, ranks do not meet.
+
+        The next step outside takes the mean over all samples since the last update, and zeroing
+        gradients after it is the script's, as ever in Gluon. Not collective, and ranks may count
+        other numbers. The count outlives the block, also after an exception.
+
+        Raises
+        ------
+        ValueError
+            On this rank: a parameter with ``grad_req='write'``, which would forget.
+        RuntimeError
+            From `allreduce_grads`, `update` and `clip_global_norm` inside.
+
+        Examples
+        --------
+        >>> net.collect_params().setattr("grad_req", "add")  # doctest: +SKIP
+        >>> for i, (data, label) in enumerate(batches, 1):
+        ...     with trainer.no_sync() if i % 4 else nullcontext():
+        ...         backward(data, label)
+        ...         trainer.step(len(data))
+        ...     if i % 4 == 0:
+        ...         net.collect_params().zero_grad()
+        """
+        with self._accumulation.block():
+            yield
+
+    def _count(self, batch_size: float) -> None:
+        self._refuse_in_center()
+        self._accumulation.samples += _checked_batch(batch_size)
+
+    def _with_counted(self, batch_size: float) -> float:
+        """`batch_size` and what was counted before it."""
+        counted = self._accumulation.samples
+        return _checked_batch(batch_size) + counted if counted else batch_size
+
+    def _refuse_in_center(self) -> None:
         if self._in_center:
             raise RuntimeError(
                 "the network holds the center's weights: leave `with trainer.center():` before "
                 "training on"
             )
+
+    def _prepare(self) -> Optional[Replica]:
+        """What must hold before anything is done; None where this process is alone."""
+        replica = self._replica
+        if replica is None:
+            return None
+        self._refuse_in_center()
         replica.prepare()
         return replica
 
     def _after_update(self, start: float) -> None:
         self.counters.steps += 1
+        self._accumulation.samples = 0.0
         if self._replica is not None:
             self._replica.after_update()
             if self._finished:
@@ -266,6 +368,24 @@ class ElasticTrainer(gluon.Trainer):
         finally:
             self._in_center = False
             replica.show_own(own)
+
+    def average_running_stats(self) -> None:
+        """Make running statistics (of BatchNorm) their mean over the client's ranks and devices.
+
+        Collective in the client, waits. `center` does it with what it shows; this one changes the
+        network itself, for what is evaluated or saved without a center.
+
+        Raises
+        ------
+        ValueError
+            On all ranks of the client, when they bring other statistics.
+        CollectiveError, CenterError
+            On all ranks of the client: what an earlier step met in the engine.
+        RuntimeError
+            Inside `center`.
+        """
+        self._prepare()
+        average_over_ranks(self._params, self._job.world.control)
 
     def finish(self) -> None:
         """Complete what is in flight and make a last exchange; collective in the client, waits.

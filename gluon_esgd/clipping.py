@@ -1,0 +1,60 @@
+"""The global norm of gradients that all ranks and devices hold alike."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, List, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+
+from .engine import view
+
+__all__ = ["checked_norm", "global_norm", "scale"]
+
+_BLOCK = 1 << 16  # elements that are squared at once, so that their float64 copy stays in cache
+
+
+def checked_norm(max_norm: Any) -> float:
+    """Return `max_norm` as a float; ValueError unless it is a number above 0."""
+    limit = float(max_norm) if isinstance(max_norm, numbers.Real) else math.nan
+    if not limit > 0:
+        raise ValueError(f"max_norm={max_norm!r} must be a number above 0")
+    return limit
+
+
+def global_norm(params: Sequence[Parameter]) -> float:
+    """Return the L2 norm of the gradients of all `params` on their first devices; waits.
+
+    Sums of squares in float64, always in the same order: ranks that hold the same
+    gradients get the same bits, whatever their threads and wherever the arrays lie.
+    """
+    firsts = [param.list_grad()[0] for param in params]
+    here = [grad for grad in firsts if grad.context.device_type == "cpu"]
+    squares = _on_devices([grad for grad in firsts if grad.context.device_type != "cpu"])
+    return math.sqrt(sum(map(_on_cpu, here)) + sum(squares))
+
+
+def _on_cpu(grad: mx.nd.NDArray) -> float:
+    grad.wait_to_read()
+    flat = view(grad)
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is the result
+        for start in range(0, flat.size, _BLOCK):
+            block = flat[start : start + _BLOCK].astype(np.float64)
+            total += float(np.add.reduce(block * block))
+    return total
+
+
+def _on_devices(grads: Sequence[mx.nd.NDArray]) -> List[float]:
+    pending = [mx.nd.multi_sum_sq(grad, num_arrays=1) for grad in grads]
+    return [float(square.asscalar()) for square in pending]
+
+
+def scale(params: Sequence[Parameter], factor: float) -> None:
+    """Push a multiplication of the gradients of all `params`, on all devices, by `factor`."""
+    for param in params:
+        for grad in param.list_grad():
+            grad *= factor
