@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, List
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from .log import get_logger as get_logger
+    from .metrics import metric_average as metric_average
     from .optim import ElasticSGD as ElasticSGD
+    from .ranks import barrier as barrier
+    from .ranks import broadcast_object as broadcast_object
+    from .ranks import broadcast_parameters as broadcast_parameters
     from .topology import World as World
     from .topology import world as world
     from .trainer import ElasticTrainer as ElasticTrainer
@@ -21,10 +26,26 @@ _HOME = {
     "ElasticSGD": ".optim",
     "ElasticTrainer": ".trainer",
     "World": ".topology",
+    "barrier": ".ranks",
+    "broadcast_object": ".ranks",
+    "broadcast_parameters": ".ranks",
+    "get_logger": ".log",
+    "metric_average": ".metrics",
     "world": ".topology",
 }
 
-__all__ = ["ElasticSGD", "ElasticTrainer", "World", "__version__", "world"]
+__all__ = [
+    "ElasticSGD",
+    "ElasticTrainer",
+    "World",
+    "__version__",
+    "barrier",
+    "broadcast_object",
+    "broadcast_parameters",
+    "get_logger",
+    "metric_average",
+    "world",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,73 @@
+"""Results of all clients for the main one, through the folder of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Dict, List, Mapping, Optional
+
+from ..topology import world
+
+__all__ = ["share_with_main"]
+
+
+def share_with_main(
+    values: Mapping[str, float], timeout_s: float = 120.0
+) -> List[Optional[Dict[str, float]]]:
+    """Leave this client's `values` in the job's folder; the main client gets those of all.
+
+    Collective in the client; all clients call it equally often. They have no other way to each
+    other: leaders write ``state/result{N}-client{K}.json``, client 0 waits for them.
+
+    Returns
+    -------
+    list
+        By client; None where nothing came within `timeout_s` (a client that failed, or
+        machines that do not share the folder). Clients other than 0 get their own only.
+    """
+    me, job_dir = world(), world().settings.job_dir
+    mine: List[Optional[Dict[str, float]]] = [None] * me.num_clients
+    mine[me.client] = dict(values)
+    if job_dir is None or me.num_clients == 1:
+        return mine
+    number = me.broadcast(_calls_before(job_dir, me.client) if me.is_leader else None)
+    paths = [_result(job_dir, number, k) for k in range(me.num_clients)]
+    if me.is_leader:
+        _write_atomically(paths[me.client], json.dumps(dict(values)))
+    if me.client != 0:
+        return mine
+    return me.broadcast(_collect(paths, timeout_s) if me.is_leader else None)
+
+
+def _result(job_dir: str, number: int, client: int) -> str:
+    return os.path.join(job_dir, "state", f"result{number}-client{client}.json")
+
+
+def _calls_before(job_dir: str, client: int) -> int:
+    number = 0
+    while os.path.exists(_result(job_dir, number, client)):
+        number += 1
+    return number
+
+
+def _write_atomically(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+def _collect(paths: List[str], timeout_s: float) -> List[Optional[Dict[str, float]]]:
+    """Read each of `paths` as it appears; None for those that are not there in time."""
+    found: List[Optional[Dict[str, float]]] = [None] * len(paths)
+    end = time.monotonic() + timeout_s
+    while True:
+        for k, path in enumerate(paths):
+            if found[k] is None and os.path.exists(path):
+                with open(path) as file:
+                    found[k] = json.load(file)
+        if None not in found or time.monotonic() > end:
+            return found
+        time.sleep(0.05)
