@@ -31,10 +31,15 @@ def global_norm(params: Sequence[Parameter]) -> float:
     Sums of squares in float64, always in the same order: ranks that hold the same
     gradients get the same bits, whatever their threads and wherever the arrays lie.
     """
-    firsts = [param.list_grad()[0] for param in params]
+    firsts = [_values(param.list_grad()[0]) for param in params]
     here = [grad for grad in firsts if grad.context.device_type == "cpu"]
     squares = _on_devices([grad for grad in firsts if grad.context.device_type != "cpu"])
     return math.sqrt(sum(map(_on_cpu, here)) + sum(squares))
+
+
+def _values(grad: mx.nd.NDArray) -> mx.nd.NDArray:
+    """What is not zero of a gradient that keeps its rows only (sparse, in a lone process)."""
+    return grad.data if grad.stype == "row_sparse" else grad
 
 
 def _on_cpu(grad: mx.nd.NDArray) -> float:

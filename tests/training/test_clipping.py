@@ -162,6 +162,20 @@ def test_half_floats_are_added_up_in_wide_ones() -> None:
     np.testing.assert_allclose(param.grad().asnumpy(), 0.2, rtol=1e-3)
 
 
+def test_sparse_gradients_have_their_rows() -> None:
+    layer = gluon.nn.Embedding(50, 4, sparse_grad=True)
+    layer.initialize()
+    trainer = ElasticTrainer(layer.collect_params(), "sgd")
+    with mx.autograd.record():
+        loss = (layer(mx.nd.array([1, 3, 3])) ** 2).sum()
+    loss.backward()
+    before = layer.weight.grad().tostype("default").asnumpy()
+    norm = trainer.clip_global_norm(0.1)
+    assert norm == pytest.approx(np.linalg.norm(before), rel=1e-5) and norm > 0.1
+    after = layer.weight.grad().tostype("default").asnumpy()
+    np.testing.assert_allclose(after, before * (0.1 / norm), rtol=1e-5)
+
+
 def test_on_other_devices_mxnet_adds_up() -> None:
     params = list(network().collect_params().values())
     for i, param in enumerate(params):
