@@ -234,14 +234,14 @@ class GradientReducer:
         cause = "; ".join(said) or "a rank of another client has the cause in its log"
         raise CollectiveError(f"{job}, seen by rank {self._comm.rank}: {cause}")
 
-    def check_equal(self, value: float, what: str) -> None:
+    def check_equal(self, value: Any, what: str) -> None:
         """Push a check that `value` is the same on all ranks; a later `check` raises."""
         if self._comm.size == 1:
             return
 
         def compare() -> None:
             values = self._comm.allgather(value, f"the check of {what}")
-            if len(set(values)) > 1:
+            if any(other != values[0] for other in values):
                 raise CollectiveError(f"{what} must be the same on all ranks, got {values} by rank")
 
         self._lane.push(compare, f"check {what}")

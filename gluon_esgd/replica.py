@@ -214,9 +214,13 @@ class Replica:
             for grad in param.list_grad():
                 grad[:] = 0
 
-    def check_batch(self, batch_size: float, ignore_stale_grad: bool) -> None:
-        """Push the check that all ranks update with the same `batch_size`."""
-        self._current_reducer().check_equal(float(batch_size), "batch_size of update()")
+    def check_update(
+        self, batch_size: float, max_norms: Sequence[float], ignore_stale_grad: bool
+    ) -> None:
+        """Push the check that all ranks update, and have clipped, with the same numbers."""
+        said = [float(batch_size), *max_norms]
+        what = "batch_size of update() and max_norm of clip_global_norm()"
+        self._current_reducer().check_equal(said, what)
         if ignore_stale_grad:
             self._share_freshness(self._stale())
 

@@ -121,6 +121,7 @@ class ElasticTrainer(gluon.Trainer):
         )
         self.counters = Counters()
         self._accumulation = Accumulation(self._params)
+        self._max_norms: List[float] = []  # since the last update
         self._told_not_finite = False
         self._in_center = False
         self._finished = True  # until there is something to finish
@@ -211,7 +212,7 @@ class ElasticTrainer(gluon.Trainer):
         Raises
         ------
         CollectiveError
-            On all ranks, at a later step, when `batch_size` differed.
+            On all ranks, at a later step, when `batch_size` differed, or the `max_norm` before.
         RuntimeError
             Inside `no_sync`.
         """
@@ -222,7 +223,7 @@ class ElasticTrainer(gluon.Trainer):
             super().update(batch_size, ignore_stale_grad)
         else:
             batch_size = _checked_batch(batch_size)
-            replica.check_batch(batch_size, ignore_stale_grad)
+            replica.check_update(batch_size, self._max_norms, ignore_stale_grad)
             self._optimizer.rescale_grad = self._scale / batch_size
             replica.before_update()
             self._update(ignore_stale_grad)
@@ -239,7 +240,8 @@ class ElasticTrainer(gluon.Trainer):
         Parameters
         ----------
         max_norm : float
-            Above 0; with ``batch_size * c`` the update's mean gradient has at most norm ``c``.
+            Above 0, the same on all ranks. With ``batch_size * c`` the update's mean gradient has
+            at most norm ``c``.
 
         Returns
         -------
@@ -262,6 +264,7 @@ class ElasticTrainer(gluon.Trainer):
         trainable = [param for param in self._params if param.grad_req != "null"]
         norm = global_norm(trainable)
         self._job.lane.check()  # what failed there left numbers of no meaning
+        self._max_norms.append(limit)
         if not math.isfinite(norm):
             self._tell_not_finite(norm)
         elif norm > limit:
@@ -328,7 +331,7 @@ class ElasticTrainer(gluon.Trainer):
 
     def _after_update(self, start: float) -> None:
         self.counters.steps += 1
-        self._accumulation.samples = 0.0
+        self._accumulation.samples, self._max_norms = 0.0, []
         if self._replica is not None:
             self._replica.after_update()
             if self._finished:

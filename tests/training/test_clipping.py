@@ -14,8 +14,9 @@ from mxnet.contrib import amp
 from gluon_esgd import ElasticTrainer
 from gluon_esgd.clipping import _on_devices, global_norm
 
-from ..pool import Pools, Shape, label
+from ..pool import Pools, Shape, label, run_once
 from .problems import BATCH, batches, flat, network
+from .telling import telling, workers_that_raised
 from .test_accumulation import backward, flat_of_all, use_loss_scale
 
 LR, LIMIT = 0.1, 2.0
@@ -198,6 +199,37 @@ def test_a_norm_that_is_not_finite_changes_nothing_and_is_said_once(
     assert [r.getMessage() for r in caplog.records] == [
         f"clip_global_norm: the norm is {value}; gradients stay as they are"
     ]
+
+
+def apart(what: str) -> None:
+    """Two ranks that give other numbers."""
+    from gluon_esgd import world
+
+    net = network()
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": LR})
+    more = world().rank
+    with telling():
+        for x, y in zip(*batches(3)):
+            backward(net, x, y)
+            trainer.allreduce_grads()
+            trainer.clip_global_norm(LIMIT + more * (what == "max_norm"))
+            trainer.update(BATCH + more * (what == "batch_size"))
+            mx.nd.waitall()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [("max_norm", "[[24.0, 2.0], [24.0, 3.0]]"), ("batch_size", "[[24.0, 2.0], [25.0, 2.0]]")],
+)
+def test_ranks_that_clip_or_update_otherwise_are_told(what: str, values: str) -> None:
+    ended = run_once(Shape(2), apart, what)
+    said = (
+        "batch_size of update() and max_norm of clip_global_norm() must be the same on all ranks, "
+        f"got {values} by rank"
+    )
+    assert ended.code != 0 and ended.output.count(said) == 2, ended.output
+    assert workers_that_raised(ended.output) == ["0", "1"]
 
 
 def _with_amp(overflow: bool) -> Tuple[float, bool, List[str]]:
