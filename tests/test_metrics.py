@@ -157,7 +157,7 @@ class Scored(mx.metric.EvalMetric):
 
 def _weighed(label, pred):
     """A sum, and a count that is no integer."""
-    return float((pred[:, 1] * label).sum()), label.sum() / 2
+    return float((pred[:, 1] * label).sum()), label.sum() / 2 + 0.3
 
 
 METRICS = {
