@@ -39,7 +39,8 @@ class CheckpointHandler(event_handler.CheckpointHandler):
     Gluon's own lets every rank write, and remove, the same files. Here the leader of client 0
     writes ``{prefix}.params``, that of client K ``{prefix}.params.client{K}``, with running
     statistics averaged over the client; `save_states` writes the trainer's. Each client keeps its
-    newest `max_checkpoints`. To resume, files have to be readable on the leaders only.
+    newest `max_checkpoints`. To resume, files have to be readable on the leaders only; a client
+    that has none takes those of client 0.
 
     Parameters
     ----------
@@ -97,11 +98,18 @@ class CheckpointHandler(event_handler.CheckpointHandler):
         estimator.logger.info("CheckpointHandler: resumed from %s", prefix)
 
     def _newest(self) -> Optional[List[int]]:
-        """Epoch and batch of this client's newest checkpoint; what other ranks see is ignored."""
-        name = re.escape(_own(f"{self.model_prefix}-epoch0batch0.params"))
-        pattern = re.compile(name.replace("epoch0batch0", r"epoch(\d+)batch(\d+)") + "$")
-        matches = map(pattern.match, os.listdir(self.model_dir))
-        return max(([*map(int, m.groups())] for m in matches if m), default=None)
+        """Epoch and batch of the newest checkpoint of this client, or else of client 0.
+
+        What other ranks than the leader find is not used.
+        """
+        plain = f"{self.model_prefix}-epoch0batch0.params"
+        for name in (_own(plain), plain):
+            any_number = re.escape(name).replace("epoch0batch0", r"epoch(\d+)batch(\d+)")
+            matches = [re.fullmatch(any_number, file) for file in os.listdir(self.model_dir)]
+            found = [[*map(int, match.groups())] for match in matches if match]
+            if found:
+                return max(found)
+        return None
 
 
 def _own(path: str) -> str:
@@ -128,7 +136,8 @@ def _load(estimator: Any, path: str) -> None:
     me, content = world(), [b""]
 
     def read() -> None:
-        with open(_own(path + ".params"), "rb") as file:
+        own = _own(path + ".params")
+        with open(own if os.path.exists(own) else path + ".params", "rb") as file:
             content[0] = file.read()
 
     me.on_leader(read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -12,6 +13,7 @@ from mxnet import gluon
 from mxnet.gluon.contrib.estimator import Estimator, event_handler
 
 from gluon_esgd import ElasticTrainer, world
+from gluon_esgd import estimator as estimator_module
 from gluon_esgd.estimator import CheckpointHandler, EarlyStoppingHandler
 from gluon_esgd.metrics import OverRanks
 
@@ -209,6 +211,20 @@ def test_each_client_has_its_own_files(pools: Pools, shape: Shape, tmp_path: Any
         path = str(tmp_path / f"model-epoch1batch{2 * STEPS}.params{suffix}")
         for result in results[2 * client : 2 * client + 2]:
             np.testing.assert_array_equal(_saved_weights(path), result["weights"])
+
+
+def test_a_client_without_files_takes_those_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(estimator_module, "world", lambda: SimpleNamespace(client=1))
+    handler = CheckpointHandler(str(tmp_path))
+    assert handler._newest() is None
+    for name in ("epoch0batch6", "epoch10batch66", "epoch9batch60", "epoch11batch72.writing"):
+        (tmp_path / f"model-{name}.params").touch()
+    (tmp_path / "model-epoch12batch78.params.client11").touch()
+    assert handler._newest() == [10, 66]
+    (tmp_path / "model-epoch2batch18.params.client1").touch()
+    assert handler._newest() == [2, 18]
 
 
 def _unreadable(folder: str) -> str:
