@@ -305,7 +305,7 @@ class ElasticTrainer(gluon.Trainer):
             yield
 
     def _count(self, batch_size: float) -> None:
-        self._refuse_in_center()
+        self._check_outside_center("training on")
         self._accumulation.samples += _checked_batch(batch_size)
 
     def _with_counted(self, batch_size: float) -> float:
@@ -313,21 +313,21 @@ class ElasticTrainer(gluon.Trainer):
         counted = self._accumulation.samples
         return _checked_batch(batch_size) + counted if counted else batch_size
 
-    def _refuse_in_center(self) -> None:
-        if self._in_center:
-            raise RuntimeError(
-                "the network holds the center's weights: leave `with trainer.center():` before "
-                "training on"
-            )
-
     def _prepare(self) -> Optional[Replica]:
         """What must hold before anything is done; None where this process is alone."""
         replica = self._replica
         if replica is None:
             return None
-        self._refuse_in_center()
+        self._check_outside_center("training on")
         replica.prepare()
         return replica
+
+    def _check_outside_center(self, what: str) -> None:
+        if self._in_center:
+            raise RuntimeError(
+                "the network holds the center's weights: leave `with trainer.center():` before "
+                f"{what}"
+            )
 
     def _after_update(self, start: float) -> None:
         self.counters.steps += 1
