@@ -82,7 +82,7 @@ def _differing(other: str) -> str:
 
     optimizer = make("sgd")
     if worker_rank() == 1:
-        optimizer = make(other) if other != "sgd" else make("sgd", wd=0.5)
+        optimizer = make(other) if other != "sgd" else make("sgd", momentum=0.25)
     with pytest.raises(ValueError) as error:
         ElasticTrainer(parameters(), optimizer)
     return str(error.value)
@@ -94,7 +94,7 @@ def _differing(other: str) -> str:
     ("other", "message"),
     [
         ("sgld", "rank 0 has optimizer SGD, rank 1 has optimizer SGLD"),
-        ("sgd", "rank 0 has optimizer's wd 0.001, rank 1 has optimizer's wd 0.5"),
+        ("sgd", "rank 0 has optimizer's momentum 0.5, rank 1 has optimizer's momentum 0.25"),
     ],
 )
 def test_ranks_with_other_optimizers_are_an_error_on_all(
