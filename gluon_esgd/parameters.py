@@ -14,7 +14,7 @@ from .center import AVERAGED, CARRIED, MOVED
 from .collectives import agree
 from .communicator import Communicator
 from .engine import view
-from .optim import master_weight
+from .optim import Masters, weight_copies
 from .settings import RULES
 from .topology import World
 
@@ -156,7 +156,7 @@ class Weights:
         All initialized, in the trainer's order.
     optimizer : Optimizer
     updaters : sequence of Updater
-        One for each device, to find fp32 masters.
+        One for each device, to find fp32 masters and other copies of the weights.
     """
 
     def __init__(self, params: Sequence[Parameter], optimizer: Any, updaters: Sequence) -> None:
@@ -166,6 +166,7 @@ class Weights:
         statistics = [n for i, n in zip(self.order, self.sizes) if is_statistic(params[i])]
         self.num_moved = self.size - sum(statistics)
         self._params, self._optimizer, self._updaters = params, optimizer, updaters
+        self._masters = Masters(params, optimizer, updaters)
 
     def kinds(self) -> np.ndarray:
         """Return whether each parameter, in `order`, is moved, averaged or carried now."""
@@ -191,7 +192,7 @@ class Weights:
         Devices hold the same weights; of running statistics it is the mean over them.
         """
         for i, out in zip(self.order, self._slices(flat)):
-            targets = self._targets(i)
+            targets = self._masters.targets(i)
             source = device_mean(targets) if is_statistic(self._params[i]) else targets[0]
             if source.dtype == out.dtype:
                 source.copyto(out)
@@ -203,18 +204,22 @@ class Weights:
         for i, kind, shift in zip(self.order, kinds, self._slices(flat)):
             if kind != MOVED:
                 continue
-            for target, data in zip(self._targets(i), self._params[i].list_data()):
+            for target, data in zip(self._masters.targets(i), self._params[i].list_data()):
                 target += shift.as_in_context(target.context).astype(target.dtype, copy=False)
                 if target is not data:
                     mx.nd.cast(target, dtype=data.dtype, out=data)
+            for copy in self._copies(i):
+                copy += shift.as_in_context(copy.context).astype(copy.dtype, copy=False)
 
     def set_to(self, flat: mx.nd.NDArray) -> None:
         """Push `flat` into every weight, masters and running statistics too."""
         for i, value in zip(self.order, self._slices(flat)):
-            for target, data in zip(self._targets(i), self._params[i].list_data()):
+            for target, data in zip(self._masters.targets(i), self._params[i].list_data()):
                 target[:] = value.as_in_context(target.context).astype(target.dtype, copy=False)
                 if target is not data:
                     mx.nd.cast(target, dtype=data.dtype, out=data)
+            for copy in self._copies(i):
+                copy[:] = value.as_in_context(copy.context).astype(copy.dtype, copy=False)
 
     def write(self, flat: mx.nd.NDArray) -> None:
         """Push `flat` into the network itself (not into masters); variances at least 0."""
@@ -234,12 +239,14 @@ class Weights:
             for data, copy in zip(param.list_data(), copies):
                 copy.copyto(data)
 
-    def _targets(self, index: int) -> List[mx.nd.NDArray]:
-        """The arrays, one for each device, from which the next update starts."""
-        return [
-            master_weight(self._optimizer, data, updater.states.get(index))
-            for data, updater in zip(self._params[index].list_data(), self._updaters)
-        ]
+    def follow_parameters(self) -> None:
+        """Take weights that the script has set, where there are fp32 masters, for theirs; waits."""
+        self._masters.follow_weights()
+
+    def _copies(self, index: int) -> List[mx.nd.NDArray]:
+        """What optimizer states hold besides masters that moves with the weight."""
+        states = [updater.states.get(index) for updater in self._updaters]
+        return [copy for state in states for copy in weight_copies(self._optimizer, state)]
 
 
 def take_from_leader(world: World, weights: Weights, flat: mx.nd.NDArray) -> bool:

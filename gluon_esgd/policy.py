@@ -24,9 +24,6 @@ HALF_FLOATS = {"type": "fp16"}  # the compression_params that there are
 
 IntervalLike = Union[int, Callable[[int], int], None]
 
-# They rebuild the weight from other state, which an exchange would have to move too.
-_REBUILD = ("ftrl", "ftml")
-
 
 class Interval:
     """When exchanges are due: every `value` steps, or as a function of the step says.
@@ -114,7 +111,6 @@ def resolve(
         rule = "sgd"
     carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
     length = _interval(interval, settings, carrier)
-    _check_optimizer(rule, optimizer)
     return Policy(
         rule=rule,
         interval=1 if rule == "sgd" else _first(length, _DEFAULT_INTERVAL[rule]),
@@ -218,13 +214,3 @@ def _compression(given: Optional[Mapping[str, Any]], settings: Settings) -> Opti
             f"{HALF_FLOATS}, or leave it unset"
         )
     return "fp16"
-
-
-def _check_optimizer(rule: str, optimizer: Any) -> None:
-    name = type(optimizer).__name__.lower()
-    if rule != "sgd" and name in _REBUILD:
-        raise ValueError(
-            f"optimizer {name!r} computes its weights anew from its own state, so an exchange "
-            f"under rule={rule!r} would be lost at the next step; use rule='sgd' or another "
-            "optimizer"
-        )

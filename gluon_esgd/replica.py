@@ -16,7 +16,7 @@ from .engine import lay_plain
 from .exchange import CenterExchange
 from .gradients import GradientReducer
 from .job import Job
-from .optim import is_nesterov
+from .optim import check_optimizer, is_nesterov, keep_alike
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
 from .policy import Policy
 from .rounds import ClientRounds
@@ -44,7 +44,8 @@ class Replica:
     Raises
     ------
     ValueError
-        On all ranks, when they bring other parameters.
+        On all ranks, when they bring other parameters, settings or optimizers, and where the
+        optimizer cannot do what is asked of it.
     """
 
     def __init__(
@@ -62,17 +63,21 @@ class Replica:
                 f"{PREFIX}ALGORITHM={world.settings.algorithm!r} must be one of "
                 f"{', '.join(names())}"
             )
-        if world.size > 1 and type(optimizer).__name__ == "SGLD":
-            raise ValueError(
-                "optimizer 'sgld' draws its own noise on every rank, so the ranks of a client "
-                "would part; use one rank per client or another optimizer"
-            )
         self._job, self._world, self._params = job, world, params
         self._optimizer, self._updaters = optimizer, trainer._updaters
         self._policy, self._counters = policy, counters
         check_alike(params, world.control)
         self._order = world.broadcast(list(order))
-        agree(world.control, "setting", _settings(policy, world.settings))
+        said = _settings(policy, world.settings) + _optimizer_settings(optimizer)
+        agree(world.control, "setting", said)
+        check_optimizer(
+            optimizer,
+            policy.rule,
+            size=world.size,
+            num_clients=world.num_clients,
+            num_devices=len(self._updaters),
+        )
+        keep_alike(self._updaters)
         name = job.claim(policy)
         self._reducer: Optional[GradientReducer] = None
         self._reduced: List[Parameter] = []
@@ -206,7 +211,8 @@ class Replica:
     ) -> None:
         assert self._reducer is not None
         weight = 0 if self._drop_gradient else weight
-        rates = float(self._optimizer.lr), float(self._optimizer.wd)
+        # Where there is only a schedule, MXNet sets no learning rate.
+        rates = float(self._optimizer.lr or 0), float(self._optimizer.wd)
         self._reducer.reduce(self._step + 1, weight, stale, error, rates)
 
     def _zero_dropped(self) -> None:
@@ -289,6 +295,7 @@ class Replica:
         """Give all ranks, all clients and the center client 0's weights; waits."""
         self._job.lane.wait()
         self._equal_ranks()
+        self._weights.follow_parameters()
         if self._exchange is not None:
             self._exchange.reset()
         elif self._world.num_clients > 1:
@@ -308,6 +315,16 @@ def _settings(policy: Policy, settings: Settings) -> List[List[Any]]:
         ["bucket_bytes", settings.bucket_bytes],
         ["algorithm", settings.algorithm],
     ]
+
+
+def _optimizer_settings(optimizer: Any) -> List[List[Any]]:
+    """What ranks must have alike in their optimizers, or their weights part.
+
+    Learning rate and weight decay, which scripts change, are compared in every step.
+    """
+    names = ("momentum", "clip_gradient", "rescale_grad", "multi_precision")
+    numbers = [[f"optimizer's {name}", str(getattr(optimizer, name, None))] for name in names]
+    return [["optimizer", type(optimizer).__name__], *numbers]
 
 
 def _check_dense(params: Sequence[Parameter]) -> None:

@@ -1,21 +1,26 @@
-"""The rules between clients, and the optimizer that carries their settings."""
+"""The rules between clients, `ElasticSGD`, and what has to be known of MXNet's optimizers."""
 
 from __future__ import annotations
 
+from .devices import keep_alike
 from .elastic import check_alpha, default_alpha, elastic_difference, largest_alpha, weight_change
 from .elastic_sgd import ElasticSGD, is_nesterov
-from .masters import master_weight
+from .limits import check_optimizer, weight_copies
+from .masters import Masters
 from .outer import Outer, outer_update
 
 __all__ = [
     "ElasticSGD",
+    "Masters",
     "Outer",
     "check_alpha",
+    "check_optimizer",
     "default_alpha",
     "elastic_difference",
     "is_nesterov",
+    "keep_alike",
     "largest_alpha",
-    "master_weight",
     "outer_update",
     "weight_change",
+    "weight_copies",
 ]

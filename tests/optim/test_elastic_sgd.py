@@ -1,4 +1,4 @@
-"""`ElasticSGD` is MXNet's SGD and NAG to the bit, and masters are found for every optimizer."""
+"""`ElasticSGD` is MXNet's SGD and NAG to the bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gluon_esgd import ElasticSGD
-from gluon_esgd.optim import master_weight
 
 SETTINGS: List[Dict[str, Any]] = [
     {},
@@ -62,27 +61,3 @@ def test_registered_by_name_and_carries_its_settings() -> None:
 def test_bad_settings(settings: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ElasticSGD(**settings)
-
-
-HALF = ["sgd", "nag", "lars", "adam", "lamb", "adagrad", "rmsprop", "signum", "elasticsgd", "nadam"]
-
-
-@pytest.mark.parametrize("name", HALF)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_master_is_what_the_next_update_starts_from(name: str, momentum: float) -> None:
-    takes = name in ("sgd", "nag", "lars", "signum", "elasticsgd")
-    more = {"momentum": momentum} if takes else {}
-    optimizer = mx.optimizer.create(name, learning_rate=0.0, multi_precision=True, **more)
-    weight = mx.nd.ones((4,), dtype="float16")
-    updater = mx.optimizer.get_updater(optimizer)
-    updater(0, mx.nd.zeros((4,), dtype="float16"), weight)
-    master = master_weight(optimizer, weight, updater.states[0])
-    assert master.dtype == np.float32 and (master.asnumpy() == 1).all()
-    master[:] = 3
-    updater(0, mx.nd.zeros((4,), dtype="float16"), weight)
-    np.testing.assert_allclose(weight.asnumpy(), 3)
-
-
-def test_no_master_without_multi_precision() -> None:
-    weight = mx.nd.ones((4,))
-    assert master_weight(mx.optimizer.create("sgd"), weight, None) is weight

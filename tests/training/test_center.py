@@ -192,6 +192,38 @@ def test_exchanges_move_masters_of_half_precision_weights(pools: Pools, shape: S
     assert results[0][1] != 1 and results[2][1] != 2
 
 
+def _half_precision_reset() -> Tuple[float, float]:
+    """Half-precision weights are loaded in mid-run; masters hold the old ones."""
+    from gluon_esgd import ElasticTrainer
+
+    param = gluon.Parameter("w", shape=(8,), dtype="float16", init="ones")
+    param.initialize()
+    settings = {"learning_rate": 0.1, "multi_precision": True}
+    trainer = ElasticTrainer([param], "sgd", settings, interval=64)
+
+    def step(times: int) -> None:
+        with mx.autograd.record():
+            loss = (param.data() * times).sum()
+        loss.backward()
+        trainer.step(1)
+
+    step(1)
+    param.set_data(mx.nd.ones((8,), dtype="float16") * 4)
+    trainer.reset_center()
+    step(0)
+    own = float(param.data().asnumpy().mean())
+    with trainer.center():
+        center = float(param.data().asnumpy().mean())
+    trainer.finish()
+    return own, center
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+def test_reset_center_reaches_masters(pools: Pools, shape: Shape) -> None:
+    assert pools.get(shape).run(_half_precision_reset) == [(4.0, 4.0)] * 4
+
+
 def _set_on_one_rank() -> List[str]:
     from gluon_esgd import world
 

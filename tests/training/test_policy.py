@@ -62,8 +62,6 @@ def test_precedence(
         ({}, SGD, {"interval": float("nan")}, "interval=nan must be an integer of at least 1"),
         ({}, SGD, {"lazy": "x"}, "lazy='x' must be an integer of at least 0"),
         ({}, SGD, {"alpha": "x"}, "alpha='x' must be a number"),
-        ({}, mx.optimizer.create("ftrl"), {}, "optimizer 'ftrl' computes its weights anew"),
-        ({}, mx.optimizer.create("ftml"), {"rule": "asgd"}, "optimizer 'ftml'"),
     ],
 )
 def test_refused(
