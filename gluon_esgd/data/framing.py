@@ -115,7 +115,8 @@ def _part(data: Buffer, offset: int) -> _Part:
     if any(data[begin + length : end]):
         raise _Broken(offset, f"a wrong length, {length}: filled up with other bytes than zeros")
     if not _is_followed(data, begin, end):
-        raise _Broken(offset, f"a wrong length, {length}: no part begins at byte {end}")
+        what = "a wrong length, or the next header is overwritten"
+        raise _Broken(offset, f"{what}: no part begins at byte {end}")
     return _Part(flag, begin, length, end)
 
 

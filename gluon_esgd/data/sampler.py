@@ -97,8 +97,7 @@ class ShardSampler(Sampler):
         else:
             order = np.arange(self._length)
         self.epoch += 1
-        if self._last != "keep":
-            order = np.resize(order, len(self) * self._workers)
+        order = np.resize(order, len(self) * self._workers)
         return iter(order[self._rank :: self._workers].tolist())
 
     def set_epoch(self, epoch: int) -> None:

@@ -237,6 +237,20 @@ def test_content_that_holds_the_magic_number_is_joined_again(tmp_path):
     assert [content(data, begin) for _, begin, _ in scan(data).records] == texts
 
 
+def test_content_is_not_taken_for_a_header(tmp_path):
+    """Where a whole header is lost, the search for the next one skips what cannot be one."""
+    record = mx.recordio.MXRecordIO(str(tmp_path / "m.rec"), "w")
+    for text in (b"first", b"a" + MAGIC + b"\0" * 7, b"third"):
+        record.write(text)
+    record.close()
+    data = bytearray((tmp_path / "m.rec").read_bytes())
+    data[16:24] = b"no magic"
+    found = scan(bytes(data))
+    assert [begin for _, begin, _ in found.records] == [36]
+    (fault,) = found.faults
+    assert "record 0 at byte 0: a wrong length, or the next header is" in str(fault)
+
+
 def test_the_last_part_of_a_split_record_is_missing(tmp_path):
     record = mx.recordio.MXRecordIO(str(tmp_path / "m.rec"), "w")
     for text in (b"abcd" + MAGIC + b"efgh", b"next"):
