@@ -51,7 +51,30 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+    try:
+        home = import_module(_HOME[name], __name__)
+    except (AttributeError, ImportError) as error:
+        _explain(error)
+        raise
+    return getattr(home, name)
+
+
+def _explain(error: Exception) -> None:
+    """Raise in its place what helps where `error` came from importing MXNet."""
+    import sys
+    from importlib.metadata import PackageNotFoundError, version
+
+    if "mxnet" in sys.modules:
+        return
+    try:
+        numpy = version("numpy")
+    except PackageNotFoundError:
+        numpy = "missing"
+    raise ImportError(
+        f"MXNet cannot be imported ({error}): it needs numpy below 1.24, which is {numpy}, and "
+        f"Python 3.8 to 3.11, which is {sys.version.split()[0]}; "
+        "pip install mxnet==1.9.1 'numpy<1.24'"
+    ) from error
 
 
 def __dir__() -> List[str]:

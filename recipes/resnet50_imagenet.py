@@ -25,7 +25,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from gluon_esgd import ElasticTrainer, settings, world
-from gluon_esgd.data import ShardSampler, load_images
+from gluon_esgd.data import EqualBatches, RecordShard, ShardSampler, load_images, record_shard
 from gluon_esgd.metrics import evaluate, share_with_main
 from gluon_esgd.telemetry import TrainingLog
 
@@ -98,54 +98,37 @@ def small_task(args: argparse.Namespace) -> Task:
 
 def imagenet_task(args: argparse.Namespace) -> Task:
     """Return ResNet-50 v1 at 224 pixels for RecordIO files."""
-    me = world()
-    train_count, test_count = (_records(args.data, part) for part in ("train", "val"))
-    train_count = min(train_count, args.limit_samples or train_count)
+    me, folder, size = world(), args.data, args.batch_size
+    train = record_shard(os.path.join(folder, "train.rec"), batch_size=size, seed=args.seed)
+    val = os.path.join(folder, "val.rec")
+    test = record_shard(val, batch_size=size, num_parts=me.size, part_index=me.rank)
+    train_count = min(train.records, args.limit_samples or train.records)
+    steps = min(train.batches_per_epoch, -(-train_count // (me.num_workers * size)))
     crop = {"min_random_area": 0.08, "max_random_area": 1.0}
     ratio = {"min_aspect_ratio": 3 / 4, "max_aspect_ratio": 4 / 3}
     augment = {"random_resized_crop": True, "rand_mirror": True, **crop, **ratio}
-    share = {"num_parts": me.num_workers, "part_index": me.worker_rank, "seed": args.seed}
-    train = _reader(args, "train", shuffle=True, **share, **augment)
-    test = _reader(args, "val", num_parts=me.size, part_index=me.rank, resize=256)
+    batches = EqualBatches(_reader(train, shuffle=True, **augment), steps)
     return Task(
-        data=f"ImageNet ({train_count:,} pictures, {args.data})",
+        data=f"ImageNet ({train_count:,} pictures, {folder})",
         network="ResNet-50 v1 at 224 pixels",
         net=gluon.model_zoo.vision.resnet50_v1(),
-        train=lambda: (batch for _ in iter(int, 1) for batch in _batches(train)),
-        test=lambda: _batches(test),
-        steps=max(1, train_count // (me.num_workers * args.batch_size)),
-        num_test=test_count,
+        train=lambda: ((b.data[0], b.label[0]) for _ in iter(batches.reset, 1) for b in batches),
+        test=lambda: test.each_once(_reader(test, resize=256)),
+        steps=steps,
+        num_test=test.records,
         epochs=90,
     )
 
 
-def _records(folder: str, part: str) -> int:
-    path = os.path.join(folder, part + ".idx")
-    if not os.path.isfile(path):
-        raise SystemExit(f"{path} is missing: make it with MXNet's rec2idx.py")
-    with open(path) as file:
-        return sum(1 for _ in file)
-
-
-def _reader(args: argparse.Namespace, part: str, **options: Any) -> mx.io.DataIter:
+def _reader(shard: RecordShard, **options: Any) -> mx.io.DataIter:
     mean = {"mean_r": 123.68, "mean_g": 116.779, "mean_b": 103.939}
     std = {"std_r": 58.393, "std_g": 57.12, "std_b": 57.375}
-    path = os.path.join(args.data, part)
     return mx.io.ImageRecordIter(
-        path_imgrec=path + ".rec",
-        path_imgidx=path + ".idx",
+        **shard.arguments,
         data_shape=(3, 224, 224),
-        batch_size=args.batch_size,
         preprocess_threads=len(os.sched_getaffinity(0)),
         **{**mean, **std, **options},
     )
-
-
-def _batches(reader: mx.io.DataIter) -> Batches:
-    reader.reset()
-    for batch in reader:
-        count = len(batch.data[0]) - batch.pad  # the last one is filled up from the front
-        yield batch.data[0][:count], batch.label[0][:count]
 
 
 def choose(args: argparse.Namespace) -> Task:

@@ -102,7 +102,8 @@ def test_imagenet_form(tmp_path):
     assert "data: ImageNet (4 pictures" in out and "network: ResNet-50 v1 at 224 pixels" in out
     assert "of 3 pictures" in out
     (tmp_path / "val.idx").unlink()
-    failed = subprocess.run([*IMAGENET, "--data", str(tmp_path)], capture_output=True, text=True)
+    again = list(map(str, [*IMAGENET, *options]))
+    failed = subprocess.run(again, capture_output=True, text=True)
     assert failed.returncode != 0 and "val.idx is missing" in failed.stderr
 
 

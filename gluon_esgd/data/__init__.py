@@ -1,9 +1,22 @@
-"""Pictures that are on the machine, and a fair share of them for each worker."""
+"""Pictures that are on the machine, a fair share of them for each worker, and sound files."""
 
 from __future__ import annotations
 
 from .idx import read_idx
 from .images import ImageData, load_images
+from .record_shard import EqualBatches, RecordShard, record_shard
+from .records import check_records, copy_good_records, write_index
 from .sampler import ShardSampler
 
-__all__ = ["ImageData", "ShardSampler", "load_images", "read_idx"]
+__all__ = [
+    "EqualBatches",
+    "ImageData",
+    "RecordShard",
+    "ShardSampler",
+    "check_records",
+    "copy_good_records",
+    "load_images",
+    "read_idx",
+    "record_shard",
+    "write_index",
+]

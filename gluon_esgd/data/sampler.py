@@ -7,39 +7,53 @@ from typing import Iterator, Optional
 import numpy as np
 from mxnet.gluon.data import Sampler
 
-from ..topology import world
+from .share import checked_index, checked_share
 
 __all__ = ["ShardSampler"]
 
+_LAST = ("pad", "drop", "keep")
+
 
 class ShardSampler(Sampler):
-    """Shuffled indices of one worker: disjoint, covering, equally many on every worker.
+    """Indices of one worker: disjoint, covering, equally many on every worker of the job.
 
     Unequal numbers are the classical hang: the worker with one more batch waits for
     collectives that the others do not join. All workers draw the same permutation, from
     the seed and the number of the epoch, and take every ``num_workers``-th of it. Not
-    collective.
+    collective. It is a ``DataLoader``'s ``sampler=``, or inside a ``BatchSampler`` its
+    ``batch_sampler=``; processes that the loader forks do not draw from it.
 
     Parameters
     ----------
     length : int
-        Samples in the whole set.
-    num_workers, worker_rank : int, optional
-        The workers that share the set and which one this is; those of the job unless given.
+        Samples in the whole set: ``len(data)``.
     seed : int, default 0
-        The same on all workers.
-    last : {'pad', 'drop'}, default 'pad'
+        From 0 to 2**32 - 1, the same on all workers.
+    shuffle : bool, default True
+        Another order in each epoch; without, worker k takes k, k + num_workers, ...
+    last : {'pad', 'drop', 'keep'}, default 'pad'
         Where the set does not divide: 'pad' repeats at most ``num_workers - 1`` samples,
-        'drop' leaves at most as many out, others in each epoch.
+        'drop' leaves at most as many out, others in each epoch. 'keep' does neither, for
+        evaluation: each sample counts once, but some workers have one sample more and
+        perhaps one batch more, so no `step` nor other collective may follow each batch.
+    num_workers, worker_rank : int, optional
+        The workers that share the set and which one this is, both or neither; those of
+        the job unless given. ``world().size`` and ``world().rank`` share within a client.
 
     Attributes
     ----------
     epoch : int
-        Epoch of the next iteration; each one moves it on by one.
+        Epoch of the next iteration; each one moves it on by one, so workers must start
+        equally many or call `set_epoch`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the argument is wrong: not an integer, out of range, or no sample for some.
 
     Examples
     --------
-    >>> sampler = ShardSampler(10, num_workers=3, worker_rank=0, last="drop")
+    >>> sampler = ShardSampler(10, seed=1, last="drop", num_workers=3, worker_rank=0)
     >>> len(list(sampler)), sampler.epoch
     (3, 1)
     """
@@ -47,38 +61,45 @@ class ShardSampler(Sampler):
     def __init__(
         self,
         length: int,
+        seed: int = 0,
+        *,
+        shuffle: bool = True,
+        last: str = "pad",
         num_workers: Optional[int] = None,
         worker_rank: Optional[int] = None,
-        seed: int = 0,
-        last: str = "pad",
     ) -> None:
-        self._workers = world().num_workers if num_workers is None else num_workers
-        self._rank = world().worker_rank if worker_rank is None else worker_rank
-        if not 0 <= self._rank < self._workers:
-            raise ValueError(
-                f"worker_rank={self._rank!r} must lie from 0 to num_workers - 1 = "
-                f"{self._workers - 1}"
+        if hasattr(length, "__len__"):
+            raise TypeError(
+                f"length={type(length).__name__} must be a number of samples: pass len(data)"
             )
-        if last not in ("pad", "drop"):
-            raise ValueError(f"last={last!r} must be 'pad' or 'drop'")
-        if length < (self._workers if last == "drop" else 1):
+        self._length = checked_index("length", length)
+        self._seed = checked_index("seed", seed, below=1 << 32)
+        self._workers, self._rank = checked_share(
+            ("num_workers", num_workers), ("worker_rank", worker_rank)
+        )
+        if last not in _LAST:
+            raise ValueError(f"last={last!r} must be one of {', '.join(map(repr, _LAST))}")
+        if self._length < (self._workers if last == "drop" else 1):
             raise ValueError(
                 f"length={length!r} leaves no sample for some of {self._workers} workers; "
                 "use more samples or fewer workers"
             )
-        self._length, self._seed, self._last = length, seed, last
+        self._shuffle, self._last = shuffle, last
         self.epoch = 0
 
     def __len__(self) -> int:
-        up = self._workers - 1 if self._last == "pad" else 0
-        return (self._length + up) // self._workers
+        up = {"pad": self._workers - 1, "drop": 0, "keep": self._workers - 1 - self._rank}
+        return (self._length + up[self._last]) // self._workers
 
     def __iter__(self) -> Iterator[int]:
-        order = np.random.RandomState([self._seed, self.epoch]).permutation(self._length)
+        if self._shuffle:
+            order = np.random.RandomState([self._seed, self.epoch]).permutation(self._length)
+        else:
+            order = np.arange(self._length)
         self.epoch += 1
-        mine = np.resize(order, len(self) * self._workers)[self._rank :: self._workers]
-        return iter(mine.tolist())
+        order = np.resize(order, len(self) * self._workers)
+        return iter(order[self._rank :: self._workers].tolist())
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the epoch of the next iteration, as after a resume."""
-        self.epoch = epoch
+        """Make `epoch`, from 0 on, the epoch of the next iteration, as after a resume."""
+        self.epoch = checked_index("epoch", epoch, below=1 << 32)
