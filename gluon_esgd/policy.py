@@ -6,8 +6,9 @@ Precedence: keyword argument, launcher, `ElasticSGD`, kvstore string, default.
 from __future__ import annotations
 
 import logging
+import zlib
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Union
 
 import numpy as np
 
@@ -68,6 +69,13 @@ class Policy:
     def has_center(self) -> bool:
         """Whether there is a center that clients move."""
         return self.rule != "sgd"
+
+    def contract(self) -> Dict[str, int]:
+        """Return what all clients must have alike, as numbers that travel through the servers."""
+        return {
+            "outer (checksum)": zlib.crc32(repr(self.outer).encode()) & 0xFFFFFF,
+            "compression (none 0, fp16 1)": int(self.compression is not None),
+        }
 
 
 def resolve(

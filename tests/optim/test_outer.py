@@ -1,0 +1,55 @@
+"""Momentum of the center: its equations, and where it may not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluon_esgd.optim import Outer, outer_update
+
+
+def _numpy(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.asnumpy()
+
+
+@pytest.mark.parametrize("make", [np.array, mx.nd.array])
+@pytest.mark.parametrize(("mu", "eta"), [(0.9, 1.0), (0.5, 0.7), (0.0, 2.0)])
+def test_steps_in_one_direction_add_up_to_the_closed_form(make: Any, mu: float, eta: float) -> None:
+    start, d, steps = np.array([1.0, -2.0], np.float32), np.array([0.5, 4.0], np.float32), 6
+    center, velocity = make(start, dtype="float32"), make([0, 0], dtype="float32")
+    kept = center
+    for _ in range(steps):
+        outer_update(center, make(d, dtype="float32"), velocity, Outer(mu, eta))
+    velocities = [(1 - mu**n) / (1 - mu) for n in range(1, steps + 1)]
+    wanted = start + eta * d * (steps + mu * sum(velocities))
+    np.testing.assert_allclose(_numpy(kept), wanted, rtol=1e-6)
+    np.testing.assert_allclose(_numpy(velocity), d * velocities[-1], rtol=1e-6)
+    assert _numpy(kept).dtype == np.float32
+
+
+def test_without_momentum_it_is_the_plain_sum() -> None:
+    random = np.random.default_rng(0)
+    center, d = (random.standard_normal(1000).astype(np.float32) for _ in "12")
+    wanted = center + d
+    outer_update(center, d, np.zeros_like(d), Outer())
+    assert center.tobytes() == wanted.tobytes() and Outer().is_plain
+    assert not Outer(0.1).is_plain and not Outer(learning_rate=0.5).is_plain
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"momentum": 1.0}, "outer momentum=1.0 must be at least 0 and below 1"),
+        ({"momentum": -0.1}, "outer momentum=-0.1 must be"),
+        ({"momentum": float("nan")}, "outer momentum=nan must be"),
+        ({"learning_rate": 0.0}, "outer learning_rate=0.0 must be above 0"),
+        ({"learning_rate": float("inf")}, "outer learning_rate=inf must be above 0"),
+        ({"learning_rate": float("nan")}, "outer learning_rate=nan must be above 0"),
+    ],
+)
+def test_values_out_of_range(values: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Outer(**values)
