@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Union
 
 import numpy as np
 
-from .optim import ElasticSGD, Outer, check_alpha, default_alpha
+from .optim import ElasticSGD, Outer, check_alpha, check_outer, default_alpha
 from .settings import RULES, Settings
 
 __all__ = ["HALF_FLOATS", "Interval", "IntervalLike", "Policy", "resolve"]
@@ -123,12 +123,15 @@ def resolve(
     carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
     length = _interval(interval, settings, carrier)
     _check_optimizer(rule, optimizer)
+    moving_rate, center = _alpha(alpha, beta, settings, carrier), _outer(outer, rule)
+    if rule == "esgd":
+        check_outer(center, moving_rate, settings.num_clients)
     return Policy(
         rule=rule,
         interval=1 if rule == "sgd" else _first(length, _DEFAULT_INTERVAL[rule]),
-        alpha=_alpha(alpha, beta, settings, carrier),
+        alpha=moving_rate,
         lazy=_lazy(lazy, settings, length, rule),
-        outer=_outer(outer, rule),
+        outer=center,
         compression=_compression(compression_params, settings),
     )
 

@@ -8,7 +8,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_esgd.optim import Outer, outer_update
+from gluon_esgd.optim import (
+    Outer,
+    check_outer,
+    default_alpha,
+    largest_alpha,
+    largest_outer_alpha,
+    outer_update,
+)
 
 
 def _numpy(array: Any) -> np.ndarray:
@@ -53,3 +60,45 @@ def test_without_momentum_it_is_the_plain_sum() -> None:
 def test_values_out_of_range(values: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Outer(**values)
+
+
+def _radius(alpha: float, outer: Outer, p: int) -> float:
+    """Spectral radius when `p` clients exchange at once, but for moving all by the same."""
+    n = p + 2  # x of each client, center, velocity
+    parts = np.eye(n)
+    differences = [alpha * (parts[i] - parts[p]) for i in range(p)]
+    center, velocity = parts[p].copy(), parts[p + 1].copy()
+    for d in differences:  # the servers take them one after the other
+        velocity = outer.momentum * velocity + d
+        center = center + outer.learning_rate * (d + outer.momentum * velocity)
+    matrix = np.array([*(parts[i] - differences[i] for i in range(p)), center, velocity])
+    values = np.linalg.eigvals(matrix)
+    return float(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max())
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 16, 32])
+@pytest.mark.parametrize("eta", [0.1, 0.3, 0.7, 1.0, 2.0])
+@pytest.mark.parametrize("mu", [0.0, 0.3, 0.5, 0.9, 0.99])
+def test_the_bound_of_alpha_is_where_exchanges_begin_to_diverge(
+    mu: float, eta: float, p: int
+) -> None:
+    outer = Outer(mu, eta)
+    bound = largest_outer_alpha(outer, p)
+    assert all(_radius(bound * part, outer, p) < 1 for part in (0.02, 0.3, 0.7, 0.99))
+    assert all(_radius(bound * part, outer, p) > 1 for part in (1.01, 1.5))
+
+
+@pytest.mark.parametrize("p", [1, 2, 5])
+def test_without_momentum_the_bound_is_the_known_one(p: int) -> None:
+    assert largest_outer_alpha(Outer(), p) == pytest.approx(largest_alpha(p))
+    assert largest_outer_alpha(Outer(0.0, 0.5), p) == pytest.approx(2 / (1 + p / 2))
+
+
+def test_defaults_that_diverge_are_refused_and_the_advice_helps() -> None:
+    check_outer(Outer(0.9), default_alpha(4), 4)
+    check_outer(Outer(), 99.0, 4)  # the moving rate itself is checked elsewhere
+    with pytest.raises(ValueError, match=r"momentum=0.9 .* alpha=0.1125 for 8 .* at most 0.05056"):
+        check_outer(Outer(0.9), default_alpha(8), 8)
+    for mu in (0.5, 0.9, 0.99):
+        for p in (1, 2, 4, 8, 16, 64, 256):
+            check_outer(Outer(mu, 1 - mu), default_alpha(p), p)
