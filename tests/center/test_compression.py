@@ -235,6 +235,14 @@ def test_rounds_sum_in_float32_and_tails_are_exact(job: GetJob, case: Tuple[int,
     np.testing.assert_array_equal(one, rounded(np.resize(halves, N))[:WEIGHTS])
 
 
+def test_weights_of_rule_sgd_are_seeded_exactly(job: GetJob) -> None:
+    group, name = job(2, 2, sync=True, compression="fp16"), job(2, 2).name()
+    chunks, exact = chunks_of([(WEIGHTS, True), (STATISTICS, True)], 2)
+    mailboxes = group.all(lambda link: link.attach(name, SIZES, chunks, {}, exact), group.links)
+    x = normal(30)
+    assert all(out.tobytes() == x.tobytes() for out in seed(group, mailboxes, x))
+
+
 def test_gradients_that_overflow_do_so_on_all_clients(job: GetJob) -> None:
     group = job(2, 2, sync=True, compression="fp16")
     mailboxes = attach(group)

@@ -155,6 +155,43 @@ def _bytes_of_an_exchange(compression: Any) -> Tuple[int, int]:
     return moved, 2 * 4 * flat(net).size
 
 
+@pytest.mark.servers
+def test_what_half_floats_lack_is_said_and_moves_nothing(pools: Pools) -> None:
+    results = pools.get(CENTERED[0][1]).run(_far_away)
+    for before, after, _ in results:  # what is left is the rounding of the other client's
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-3)
+    (said,), nothing = (texts for _, _, texts in results)
+    assert not nothing
+    assert said.startswith("client 0: weights that are not finite, or further from it than half")
+
+
+def _far_away() -> Tuple[np.ndarray, np.ndarray, List[str]]:
+    import logging
+
+    from gluon_esgd import ElasticTrainer, world
+
+    net = network()
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0}, interval=1)
+    x, y = (array[0] for array in batches(1))
+    train_step(net, trainer, x, y)
+    with trainer.center(sync=True):
+        before = flat(net)
+    if world().client == 0:
+        weight = next(iter(net.collect_params().values()))
+        weight.set_data(weight.data() + 1e6)
+    texts: List[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gluon_esgd.exchange").addHandler(handler)
+    train_step(net, trainer, x, y)
+    trainer._replica._exchange.flush()
+    logging.getLogger("gluon_esgd.exchange").removeHandler(handler)
+    with trainer.center(sync=True):
+        after = flat(net)
+    trainer.finish()
+    return before, after, texts
+
+
 def test_clients_compare_momentum_and_compression() -> None:
     def contract(**more: Any) -> Dict[str, int]:
         return Policy("esgd", 1, 0.1, 1, **more).contract()
