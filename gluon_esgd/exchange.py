@@ -14,7 +14,7 @@ from typing import Optional
 import mxnet as mx
 import numpy as np
 
-from .center import CenterLink, Mailbox, even_chunks
+from .center import CenterLink, Mailbox, chunks_of
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
@@ -88,8 +88,11 @@ class CenterExchange:
     def _seed(self, contract: dict) -> None:
         assert self._link is not None
         self._link.wait_ready()
-        chunks = even_chunks(self._weights.size, self._world.settings.num_servers)
-        self._mailbox = self._link.attach(self._name, self._weights.sizes, chunks, contract)
+        weights = self._weights
+        # Running statistics are averaged as they are: no momentum, nothing that half floats lack.
+        parts = [(weights.num_moved, False), (weights.size - weights.num_moved, True)]
+        chunks, exact = chunks_of(parts, self._world.settings.num_servers)
+        self._mailbox = self._link.attach(self._name, weights.sizes, chunks, contract, exact)
         self._mailbox.x[:] = self._host
         self._mailbox.seed(self._world.client == 0, self._host)
 
@@ -160,9 +163,11 @@ class CenterExchange:
         if self._mailbox is not None:
             self._counters.distance = distance = self._mailbox.distance
             if not np.isfinite(distance):
+                half = self._policy.compression is not None
                 _log.warning(
-                    "client %d: weights that are not finite did not reach the center",
+                    "client %d: weights that are not finite%s did not reach the center",
                     self._world.client,
+                    ", or further from it than half floats reach," if half else "",
                 )
             self._counters.server_bytes = self._mailbox.bytes_moved
 

@@ -70,16 +70,19 @@ class Job:
         if not self.world.is_leader:
             return None
         if self._link is None:
+            assert self.policy is not None, "a trainer claims before it asks for the link"
             self._link = CenterLink(
                 settings.scheduler,
                 client=self.world.client,
                 num_clients=self.world.num_clients,
                 num_servers=settings.num_servers,
-                sync=not (self.policy and self.policy.has_center),
+                sync=not self.policy.has_center,
                 job_dir=settings.job_dir,
                 start_timeout_s=settings.start_timeout_s,
                 limit_s=settings.center_limit_s,
                 peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
+                outer=self.policy.outer,
+                compression=self.policy.compression,
             )
         return self._link
 

@@ -6,12 +6,13 @@ Precedence: keyword argument, launcher, `ElasticSGD`, kvstore string, default.
 from __future__ import annotations
 
 import logging
+import zlib
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Union
 
 import numpy as np
 
-from .optim import ElasticSGD, Outer, check_alpha, default_alpha
+from .optim import ElasticSGD, Outer, check_alpha, check_outer, default_alpha
 from .settings import RULES, Settings
 
 __all__ = ["HALF_FLOATS", "Interval", "IntervalLike", "Policy", "resolve"]
@@ -66,6 +67,13 @@ class Policy:
         """Whether there is a center that clients move."""
         return self.rule != "sgd"
 
+    def contract(self) -> Dict[str, int]:
+        """Return what all clients must have alike, as numbers that travel through the servers."""
+        return {
+            "outer (checksum)": zlib.crc32(repr(self.outer).encode()) & 0xFFFFFF,
+            "compression (none 0, fp16 1)": int(self.compression is not None),
+        }
+
 
 def resolve(
     settings: Settings,
@@ -111,12 +119,15 @@ def resolve(
         rule = "sgd"
     carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
     length = _interval(interval, settings, carrier)
+    moving_rate, center = _alpha(alpha, beta, settings, carrier), _outer(outer, rule)
+    if rule == "esgd":
+        check_outer(center, moving_rate, settings.num_clients)
     return Policy(
         rule=rule,
         interval=1 if rule == "sgd" else _first(length, _DEFAULT_INTERVAL[rule]),
-        alpha=_alpha(alpha, beta, settings, carrier),
+        alpha=moving_rate,
         lazy=_lazy(lazy, settings, length, rule),
-        outer=_outer(outer, rule),
+        outer=center,
         compression=_compression(compression_params, settings),
     )
 

@@ -110,6 +110,7 @@ class Replica:
         replaced = self._equal_ranks()
         self._weights = Weights(self._params, self._optimizer, self._updaters)
         agreed = contract(self._params, self._order, self._policy.rule)
+        agreed.update(self._policy.contract())
         if self._exchange is not None:
             replaced |= self._exchange.start(self._weights, agreed)
         elif world.num_clients > 1:

@@ -7,8 +7,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from .center import CenterLink, Mailbox, even_chunks
-from .collectives import allreduce
+from .center import CenterLink, Mailbox, chunks_of
+from .collectives import TAIL, allreduce
 from .engine import view
 from .parameters import Weights, take_from_leader
 from .topology import World
@@ -55,9 +55,11 @@ class ClientRounds:
     def _open(self, weights: Weights, contract: Dict[str, int]) -> None:
         assert self._link is not None
         self._link.wait_ready()
-        parts = [weights.num_moved, weights.size - weights.num_moved]
-        chunks = _chunks(parts, self._world.settings.num_servers)
-        self._weights = self._link.attach(f"{self._name}.weights", weights.sizes, chunks, contract)
+        parts = [(weights.num_moved, True), (weights.size - weights.num_moved, True)]
+        chunks, exact = chunks_of(parts, self._world.settings.num_servers)
+        self._weights = self._link.attach(
+            f"{self._name}.weights", weights.sizes, chunks, contract, exact
+        )
 
     def seed(self, weights: Weights) -> bool:
         """Give every client the weights of client 0, again; collective in the job, waits.
@@ -89,11 +91,12 @@ class ClientRounds:
         ends = np.cumsum(buckets).tolist()
         self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
         self._laid += 1
+        parts = [(n, True) for n in buckets]
+        if self._link.compression is not None:  # half floats do not hold counts of samples
+            parts = [part for n in buckets for part in ((n - TAIL, False), (TAIL, True))]
+        chunks, exact = chunks_of(parts, self._world.settings.num_servers)
         self._gradients = self._link.attach(
-            f"{self._name}.gradients{self._laid}",
-            buckets,
-            _chunks(buckets, self._world.settings.num_servers),
-            {},
+            f"{self._name}.gradients{self._laid}", buckets, chunks, {}, exact
         )
 
     def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
@@ -131,12 +134,3 @@ class ClientRounds:
         """Bytes of this trainer that went to and from the servers (leader only)."""
         mailboxes = [m for m in (self._weights, self._gradients) if m is not None]
         return self._closed_bytes + sum(m.bytes_moved for m in mailboxes)
-
-
-def _chunks(sizes: Sequence[int], servers: int) -> List[Tuple[int, int]]:
-    """Cut consecutive pieces of these sizes, each evenly, so that each can be summed alone."""
-    out, start = [], 0
-    for size in sizes:
-        out += [(start + a, start + b) for a, b in (even_chunks(size, servers) if size else [])]
-        start += size
-    return out

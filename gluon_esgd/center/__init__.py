@@ -6,8 +6,16 @@ behind them are `zygote`, `agent` and `server`.
 
 from __future__ import annotations
 
-from .layout import AVERAGED, CARRIED, MOVED, even_chunks
+from .layout import AVERAGED, CARRIED, MOVED, chunks_of, even_chunks
 from .link import CenterLink
 from .mailbox import Mailbox
 
-__all__ = ["AVERAGED", "CARRIED", "MOVED", "CenterLink", "Mailbox", "even_chunks"]
+__all__ = [
+    "AVERAGED",
+    "CARRIED",
+    "MOVED",
+    "CenterLink",
+    "Mailbox",
+    "chunks_of",
+    "even_chunks",
+]

@@ -61,7 +61,7 @@ class Agent:
     def _attach(self, name: str, contract: Mapping[str, int], fds: List[int]) -> None:
         memory = Memory(fds[0])
         memory.close()  # the mapping stays
-        self._vectors[name] = StoredVector(self._store, name, memory, contract)
+        self._vectors[name] = StoredVector(self._store, memory, contract)
 
     def _detach(self, name: str) -> None:
         del self._vectors[name]

@@ -11,6 +11,7 @@ __all__ = [
     "check_chunks",
     "check_sizes",
     "chunk_range",
+    "chunks_of",
     "even_chunks",
     "kind_spans",
 ]
@@ -46,6 +47,34 @@ def even_chunks(size: int, num_servers: int, largest: int = 1 << 20) -> List[Tup
     rounds = -(-size // (largest * num_servers))
     count = min(rounds * num_servers, size)
     return [(size * i // count, size * (i + 1) // count) for i in range(count)]
+
+
+def chunks_of(
+    parts: Sequence[Tuple[int, bool]], num_servers: int
+) -> Tuple[List[Tuple[int, int]], List[bool]]:
+    """Cut consecutive parts of a vector, each evenly, so that each is made of whole chunks.
+
+    Parameters
+    ----------
+    parts : sequence of (size, exact)
+        Sizes may be 0; see `CenterLink.attach` for `exact`.
+    num_servers : int
+
+    Returns
+    -------
+    chunks : list of (start, stop)
+    exact : list of bool
+        That of the part, for each chunk.
+    """
+    chunks: List[Tuple[int, int]] = []
+    flags: List[bool] = []
+    start = 0
+    for size, exact in parts:
+        spans = even_chunks(size, num_servers) if size else []
+        chunks += [(start + a, start + b) for a, b in spans]
+        flags += [exact] * len(spans)
+        start += size
+    return chunks, flags
 
 
 def check_sizes(sizes: Sequence[int]) -> List[int]:

@@ -8,8 +8,9 @@ import socket
 import threading
 import time
 import zlib
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import IO, TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from .layout import check_chunks, check_sizes
 from .lifeline import Lifeline
 from .mailbox import Mailbox
 from .memory import Memory
+
+if TYPE_CHECKING:
+    from ..optim import Outer
 
 __all__ = ["CenterLink"]
 
@@ -50,6 +54,11 @@ class CenterLink:
     peers_limit_s : float, default 600
         Limit for calls that all clients make together, who may be at different steps:
         `Mailbox.reduce` and ``Mailbox.pull(sync=True)``.
+    outer : Outer, optional
+        How exchanges move the center; the same on all clients. Plain sums unless given.
+    compression : {'fp16'}, optional
+        Half floats to and from the servers, but for chunks that are exact, seeds and pulls; the
+        same on all clients.
 
     Raises
     ------
@@ -69,6 +78,8 @@ class CenterLink:
         start_timeout_s: float = 120.0,
         limit_s: float = 60.0,
         peers_limit_s: float = 600.0,
+        outer: Optional[Outer] = None,
+        compression: Optional[str] = None,
     ) -> None:
         counts = {"client": client, "num_clients": num_clients, "num_servers": num_servers}
         limits = {
@@ -81,6 +92,8 @@ class CenterLink:
         self.sync, self.scheduler = bool(sync), scheduler
         self.start_timeout_s, self.limit_s = float(start_timeout_s), float(limit_s)
         self.peers_limit_s = float(peers_limit_s)
+        self.outer = None if outer is None else asdict(outer)
+        self.compression = compression
         self._job_dir = None if job_dir is None else Path(job_dir)
         self._owner, self._closed, self._lock = os.getpid(), False, threading.Lock()
         self._mailboxes: Dict[str, Mailbox] = {}
@@ -98,6 +111,8 @@ class CenterLink:
             "num_clients": self.num_clients,
             "num_servers": self.num_servers,
             "sync": self.sync,
+            "outer": self.outer,
+            "compression": self.compression,
         }
         if self._job_dir is not None:
             (self._job_dir / "state").mkdir(parents=True, exist_ok=True)
@@ -112,7 +127,7 @@ class CenterLink:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes pushed to and pulled from the servers: 4 times the floats."""
+        """Bytes pushed to and pulled from the servers."""
         with self._lock:
             return self._bytes_of_closed + sum(m.bytes_moved for m in self._mailboxes.values())
 
@@ -150,6 +165,7 @@ class CenterLink:
         sizes: Sequence[int],
         chunks: Sequence[Tuple[int, int]],
         contract: Mapping[str, int],
+        exact: Sequence[bool] = (),
     ) -> Mailbox:
         """Make the mailbox of one trainer; all leaders make the same ones in the same order.
 
@@ -164,13 +180,16 @@ class CenterLink:
         contract : mapping of str to int
             What must be equal on all clients, checked by `Mailbox.seed`. Absolute values
             below 2**24. Number of floats and cuts are checked without being named here.
+        exact : sequence of bool, optional
+            For each chunk, whether it travels in float32 and is added up as it is, whatever the
+            link's `outer` and `compression`; none unless given.
 
         Raises
         ------
         CenterError
             If the store is not up, or other clients do not attach theirs in time.
         """
-        memory = self._checked_memory(name, sizes, chunks)
+        memory = self._checked_memory(name, sizes, chunks, exact)
         own = _own_contract(memory)
         try:
             check_contract(contract, len(own))
@@ -189,7 +208,11 @@ class CenterLink:
         return mailbox
 
     def _checked_memory(
-        self, name: str, sizes: Sequence[int], chunks: Sequence[Tuple[int, int]]
+        self,
+        name: str,
+        sizes: Sequence[int],
+        chunks: Sequence[Tuple[int, int]],
+        exact: Sequence[bool],
     ) -> Memory:
         if not isinstance(name, str):
             raise TypeError(f"name={name!r} must be a str")
@@ -199,7 +222,12 @@ class CenterLink:
                 f"name={name!r} must be printable, not empty and not in use (in use: {taken})"
             )
         plain = check_sizes(sizes)
-        return Memory.create(plain, check_chunks(chunks, sum(plain)))
+        cuts = check_chunks(chunks, sum(plain))
+        if len(exact) not in (0, len(cuts)):
+            raise ValueError(
+                f"exact has {len(exact)} entries for {len(cuts)} chunks; give one for each, or none"
+            )
+        return Memory.create(plain, cuts, exact)
 
     def close(self) -> None:
         """End agent and zygote; the center stays on the servers. Idempotent.
@@ -291,7 +319,7 @@ def _limit_faults(limits: Mapping[str, Any]) -> List[str]:
 
 
 def _own_contract(memory: Memory) -> Dict[str, int]:
-    cut = np.array(memory.chunks, np.int64).tobytes()
+    cut = np.array([*np.ravel(memory.chunks), *memory.exact], np.int64).tobytes()
     return {
         "floats": memory.size,
         "chunks": len(memory.chunks),

@@ -46,7 +46,11 @@ class Mailbox:
 
     @property
     def distance(self) -> float:
-        """L2 norm of x minus center over the moved parameters at the last exchange."""
+        """L2 norm of x minus center over the moved parameters at the last exchange.
+
+        Not finite where the difference was not, or was over what half floats hold, if it had
+        to travel in them: nothing reached the center then.
+        """
         return self._memory.distance
 
     @property

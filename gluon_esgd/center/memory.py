@@ -48,19 +48,24 @@ class Memory:
         self._words = np.frombuffer(self._map, np.int64, _PAGE // 8)
         self._reals = np.frombuffer(self._map, np.float64, _PAGE // 8)
         size, parameters, count = (int(v) for v in self._words[: _CHUNKS + 1])
-        tables = np.frombuffer(self._map, np.int64, 2 * (parameters + count), _PAGE)
+        tables = np.frombuffer(self._map, np.int64, 2 * parameters + 3 * count, _PAGE)
         self.size = size
-        self.sizes, self.kinds, flat = np.split(tables, [parameters, 2 * parameters])
+        ends = [parameters, 2 * parameters, 2 * parameters + count]
+        self.sizes, self.kinds, exact, flat = np.split(tables, ends)
+        self.exact: List[bool] = [bool(e) for e in exact]
         self.chunks: List[Tuple[int, int]] = [(int(a), int(b)) for a, b in flat.reshape(-1, 2)]
         self._first = _PAGE + _pages(tables.nbytes)
         self.x, b0, b1, self.base = (self._vector(i) for i in range(4))
         self.buffers = (b0, b1)
 
     @classmethod
-    def create(cls, sizes: Sequence[int], chunks: Sequence[Tuple[int, int]]) -> Memory:
-        """Make the file for parameters of `sizes` floats, cut into `chunks`."""
+    def create(
+        cls, sizes: Sequence[int], chunks: Sequence[Tuple[int, int]], exact: Sequence[bool] = ()
+    ) -> Memory:
+        """Make the file for parameters of `sizes` floats, cut into `chunks`; which are `exact`."""
+        flags = list(exact) or [False] * len(chunks)
         fd = os.memfd_create("gluon-esgd-mailbox")
-        tables = np.array([*sizes, *([0] * len(sizes)), *np.ravel(chunks)], np.int64)
+        tables = np.array([*sizes, *([0] * len(sizes)), *flags, *np.ravel(chunks)], np.int64)
         vector = _pages(4 * sum(sizes))
         os.ftruncate(fd, _PAGE + _pages(tables.nbytes) + 4 * vector)
         head = np.array([sum(sizes), len(sizes), len(chunks)], np.int64)
@@ -100,13 +105,16 @@ class Memory:
         """Bytes pushed to and pulled from the servers so far."""
         return int(self._words[_MOVED_BYTES])
 
-    def count_moved(self, floats: int) -> None:
-        """Add `floats` that were pushed or pulled."""
-        self._words[_MOVED_BYTES] += 4 * floats
+    def count_moved(self, num_bytes: int) -> None:
+        """Add `num_bytes` that were pushed or pulled."""
+        self._words[_MOVED_BYTES] += num_bytes
 
     @property
     def distance(self) -> float:
-        """L2 norm of x minus center over the moved parameters at the last exchange."""
+        """L2 norm of x minus center over the moved parameters at the last exchange.
+
+        Not finite where nothing was pushed.
+        """
         return float(self._reals[_DISTANCE])
 
     @distance.setter

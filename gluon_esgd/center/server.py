@@ -1,9 +1,10 @@
 """Scheduler and server of the center: ``python -m gluon_esgd.center.server scheduler|server``.
 
 MXNet's own roles, but with a controller of ours. The stock server unpickles an
-optimizer from the network; this one obeys one fixed command and adds up what
-it is sent. It logs on standard output and ends on SIGTERM; the terminal's
-SIGINT, meant for the training processes, leaves it alone.
+optimizer from the network; this one obeys one command, of a fixed form, and
+moves the center by what it is sent (`rule`). It logs on standard output and
+ends on SIGTERM; the terminal's SIGINT, meant for the training processes,
+leaves it alone.
 """
 
 from __future__ import annotations
@@ -12,34 +13,35 @@ import logging
 import os
 import signal
 import sys
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from .. import settings
 from . import pslite
 
-__all__ = ["ACCUMULATE", "COMMAND", "accumulate", "main", "serve"]
+if TYPE_CHECKING:
+    from .rule import CenterRule
 
-COMMAND, ACCUMULATE = 0, "accumulate"  # what an agent sends, and a server obeys
+__all__ = ["main", "serve"]
 
-Rule = Callable[[Any, Any, Any], None]
+Updater = Callable[[Any, Any, Any], None]
 
 _log = logging.getLogger("gluon_esgd.center.server")
 
 
-def accumulate(key: Any, received: Any, stored: Any) -> None:
-    """Rule of the servers: ``stored += received``, in place."""
-    stored += received
+def _as_it_is(updater: Updater) -> Updater:
+    return updater
 
 
-def serve(role: str, rule: Rule = accumulate) -> None:
+def serve(role: str, wrap: Callable[[Updater], Updater] = _as_it_is) -> None:
     """Be the scheduler or a server of the job that the settings describe, until killed.
 
     Parameters
     ----------
     role : str
         'scheduler' or 'server'.
-    rule : callable
-        ``rule(key, received, stored)``, which changes `stored` in place for each push.
+    wrap : callable, optional
+        ``wrap(updater)`` is called for each push, with key, what was received and what is stored,
+        in place of the updater itself.
 
     Raises
     ------
@@ -61,31 +63,41 @@ def serve(role: str, rule: Rule = accumulate) -> None:
         del os.environ[name]
     import mxnet as mx
 
+    from .rule import CenterRule
+
     pslite.set_role(role, job.scheduler, job.num_clients, job.num_servers)
     _log.info(
         "%s, pid %d: scheduler at %s, %d clients, %d servers",
         role, os.getpid(), job.scheduler, job.num_clients, job.num_servers,
     )  # fmt: skip
-    _run(mx.kv.create("dist"), rule)
+    rule = CenterRule(job.num_servers)
+    _run(mx.kv.create("dist"), rule, wrap(rule))
 
 
-def _run(store: Any, rule: Rule) -> None:
+def _run(store: Any, rule: CenterRule, updater: Updater) -> None:
     from mxnet.kvstore.kvstore_server import KVStoreServer
 
     class Server(KVStoreServer):
         def _controller(self) -> Callable[[int, bytes, Any], None]:
-            return lambda command, body, _: _obey(store, rule, command, body)
+            return lambda command, body, _: _obey(store, rule, updater, command, body)
 
     Server(store).run()
 
 
-def _obey(store: Any, rule: Rule, command: int, body: bytes) -> None:
+def _obey(store: Any, rule: CenterRule, updater: Updater, command: int, body: bytes) -> None:
     """Set the rule; log anything else. An exception could not leave this callback."""
-    if (command, body) == (COMMAND, ACCUMULATE.encode()):
-        store._set_updater(rule)
-        _log.info("server %d accumulates", store.rank)
-    else:
-        _log.error("server %d: unknown command %d, %r", store.rank, command, body[:80])
+    from .rule import COMMAND, decode
+
+    try:
+        if command != COMMAND:
+            raise ValueError("no such number")
+        rule.outer = decode(body)
+    except ValueError as error:
+        told = store.rank, command, body[:80], error
+        _log.error("server %d: unknown command %d, %r: %s", *told)
+        return
+    store._set_updater(updater)
+    _log.info("server %d adds up, %s", store.rank, rule.outer)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The KVStore as the agent uses it: one flat vector per trainer, cut into keys.
+"""The KVStore as the agent uses it: one flat vector per trainer, cut into keys (`keys`).
 
 With CPU arrays the store's own buffer of a key *is* the array that was pushed
 last, and a pull lands there whatever ``out`` says. So each pull is made into
@@ -14,17 +14,22 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.kvstore.kvstore import _get_kvstore_server_command_type
 
+from ..optim import Outer
 from ..optim.elastic import elastic_difference, weight_change
 from . import contract as contracts
 from . import pslite
+from .keys import PLAIN, STEP, Keys
 from .layout import CARRIED, MOVED, kind_spans
 from .memory import Memory
-from .server import ACCUMULATE, COMMAND
+from .route import Route, X
+from .rule import COMMAND, encode
 
 __all__ = ["Store", "StoredVector"]
 
-_X = -1  # the number of x among the buffers, for `Memory.view`
+# What rounding leaves after one is exact after the next, but where the center was far larger.
+_CORRECTIONS = 4
 
 Span = Tuple[int, int, int]
 
@@ -33,6 +38,10 @@ def _acknowledged(arrays: Sequence[Any]) -> None:
     """Wait until the servers have answered the pushes that read `arrays`."""
     for array in arrays:
         mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+
+
+def _is_finite(vector: np.ndarray) -> bool:
+    return bool(np.isfinite(np.dot(vector, vector)))
 
 
 class Store:
@@ -46,25 +55,46 @@ class Store:
         This client's number and the counts of the job.
     sync : bool
         Servers hand back each round's sum; else they accumulate what arrives.
+    outer : mapping of str to float, optional
+        The fields of `Outer`: how exchanges move the center. Plain sums unless given.
+    compression : {'fp16'}, optional
+        Half floats to and from the servers.
     """
 
     def __init__(
-        self, scheduler: str, client: int, num_clients: int, num_servers: int, sync: bool
+        self,
+        scheduler: str,
+        client: int,
+        num_clients: int,
+        num_servers: int,
+        sync: bool,
+        outer: Optional[Mapping[str, float]] = None,
+        compression: Optional[str] = None,
     ) -> None:
         self.client, self.num_clients, self.sync = client, num_clients, sync
+        self.outer, self.compression = Outer(**(outer or {})), compression
+        self.keys = Keys(num_servers)
         pslite.set_role("worker", scheduler, num_clients, num_servers)
         self.kv = mx.kv.create("dist_sync" if sync else "dist_async")
         mx.base.check_call(
             mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.kv.handle, ctypes.c_int(0))
         )
         if not sync:
-            self.kv._send_command_to_servers(COMMAND, ACCUMULATE)
+            self.kv._send_command_to_servers(COMMAND, encode(self.outer))
+        elif compression:  # the servers then add up in float32 what comes and goes in float16
+            number = _get_kvstore_server_command_type("kSetMultiPrecision")
+            self.kv._send_command_to_servers(number, "")
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether an exchange needs other keys than those that hold the center."""
+        return not self.sync and (self.compression is not None or not self.outer.is_plain)
 
     def barrier(self) -> None:
         """Wait for the agents of all clients."""
         self.kv._barrier()
 
-    def add_up(self, key: str, row: np.ndarray) -> np.ndarray:
+    def add_up(self, key: int, row: np.ndarray) -> np.ndarray:
         """Return the table whose row i is client i's `row`; all clients call it."""
         shape = (self.num_clients, row.size)
         table = np.zeros(shape, np.float32)
@@ -77,7 +107,7 @@ class Store:
         self.barrier()
         return self._pull(key, shape)
 
-    def _pull(self, key: str, shape: Tuple[int, int]) -> np.ndarray:
+    def _pull(self, key: int, shape: Tuple[int, int]) -> np.ndarray:
         out = mx.nd.zeros(shape)
         self.kv.pull(key, out=out)
         return out.asnumpy()
@@ -89,48 +119,42 @@ class StoredVector:
     Every client makes the same ones in the same order; it waits for all of them.
     """
 
-    def __init__(
-        self, store: Store, name: str, memory: Memory, contract: Mapping[str, int]
-    ) -> None:
-        self._store, self._name, self._memory, self._contract = store, name, memory, contract
-        self._keys = [f"{name}.{i}" for i in range(len(memory.chunks))]
-        self._arrays = {number: self._cut(number) for number in (_X, 0, 1)}
-        self._pushed: Optional[int] = None  # which buffer is the store's own now
-        shape = contracts.table_shape(store.num_clients)
-        zeros = [mx.nd.zeros(stop - start) for start, stop in memory.chunks]
-        store.kv.init([f"{name}.contract", *self._keys], [mx.nd.zeros(shape), *zeros])
+    def __init__(self, store: Store, memory: Memory, contract: Mapping[str, int]) -> None:
+        self._store, self._memory, self._contract = store, memory, contract
+        self._table, *keys = store.keys.take(1 + len(memory.chunks))
+        half = [store.compression is not None and not exact for exact in memory.exact]
+        # What holds the vector, and what exchanges with it: one and the same for plain sums.
+        self._center = self._steps = Route(
+            store.kv, memory, keys, half if store.sync else [False] * len(half)
+        )
+        if store.has_steps:
+            kinds = [PLAIN if exact else STEP for exact in memory.exact]
+            steps = [store.keys.of_kind(kind, key) for kind, key in zip(kinds, keys)]
+            self._steps = Route(store.kv, memory, steps, half)
+        self._init()
 
-    def _cut(self, number: int) -> List[Any]:
-        view = self._memory.view(number)
-        return [
-            mx.nd.from_numpy(view[start:stop], zero_copy=True)
-            for start, stop in self._memory.chunks
-        ]
-
-    def _push(self, number: int, first: int = 0, last: Optional[int] = None) -> List[Any]:
-        """Push buffer `number`, or its chunks ``[first, last)``; return what to wait for."""
-        arrays = self._arrays[number][first:last]
-        self._store.kv.push(self._keys[first:last], arrays)
-        self._memory.count_moved(sum(a.size for a in arrays))
-        if number != _X:
-            self._pushed = number
-        return arrays
-
-    def _pull(self, number: int, first: int = 0, last: Optional[int] = None) -> None:
-        arrays = self._arrays[number][first:last]
-        self._store.kv.pull(self._keys[first:last], out=arrays)
-        for array in arrays:
-            array.wait_to_read()
-        self._memory.count_moved(sum(a.size for a in arrays))
+    def _init(self) -> None:
+        """Make the keys, of zeros; waits for all clients."""
+        routes = [self._center] if self._steps is self._center else [self._center, self._steps]
+        table = mx.nd.zeros(contracts.table_shape(self._store.num_clients))
+        self._store.kv.init(
+            [self._table, *(key for route in routes for key in route.keys)],
+            [table, *(zeros for route in routes for zeros in route.zeros())],
+        )
 
     def pull(self) -> int:
         """Fetch the center; return the buffer that now holds it."""
+        return self._pull(self._center)
+
+    def _pull(self, route: Route) -> int:
         memory = self._memory
-        target = 1 - max(memory.whole, 0) if self._pushed is None else self._pushed
+        target = 1 - max(memory.whole, 0) if route.buffer is None else route.buffer
         if target == memory.whole:  # keep this center whole until the next one is
             np.copyto(memory.buffers[1 - target], memory.buffers[target])
             memory.set_center(memory.version, 1 - target)
-        self._pull(target)
+        route.pull(target)
+        if route is not self._center and not _is_finite(memory.buffers[target]):
+            return self.pull()  # half floats do not hold this center
         memory.set_center(memory.version + 1, target)
         return target
 
@@ -149,14 +173,15 @@ class StoredVector:
         memory = self._memory
         spans = kind_spans(memory.sizes.tolist(), memory.kinds.tolist())
         if rule == "esgd":
-            c = memory.buffers[self.pull()]
+            c = memory.buffers[self._pull(self._steps)]
             waiting = self._push_difference(rule, alpha, c, spans)
-            self._measure(c, spans)
+            self._measure(c, spans, pushed=bool(waiting))
             _acknowledged(waiting)
         else:
-            _acknowledged(self._push_difference(rule, alpha, memory.base, spans))
-            c = memory.buffers[self.pull()]
-            self._measure(c, spans)
+            waiting = self._push_difference(rule, alpha, memory.base, spans)
+            _acknowledged(waiting)
+            c = memory.buffers[self._pull(self._steps)]
+            self._measure(c, spans, pushed=bool(waiting))
             for kind, start, stop in spans:
                 if kind != CARRIED:  # what is frozen here counts from where it was frozen
                     memory.base[start:stop] = c[start:stop]
@@ -174,12 +199,14 @@ class StoredVector:
                 weight_change(x[here], center[here], out=out[here])
             else:
                 elastic_difference(x[here], center[here], alpha, out=out[here])
-        if not np.isfinite(np.dot(out, out)):
+        self._steps.round(free)  # the client takes away what the servers add
+        if not _is_finite(out):
             out[:] = 0  # the center takes nothing from weights that are lost
-        return self._push(free)
+            return []
+        return self._steps.push(free)
 
-    def _measure(self, center: np.ndarray, spans: Sequence[Span]) -> None:
-        squares = 0.0
+    def _measure(self, center: np.ndarray, spans: Sequence[Span], pushed: bool) -> None:
+        squares = 0.0 if pushed else np.inf
         for kind, start, stop in spans:
             if kind == MOVED:
                 gap = self._memory.x[start:stop] - center[start:stop]
@@ -197,7 +224,7 @@ class StoredVector:
             On all clients, naming what differs between them.
         """
         row = contracts.row(self._contract, seeder)
-        table = self._store.add_up(f"{self._name}.contract", row)
+        table = self._store.add_up(self._table, row)
         found = contracts.faults(table, self._contract)
         if found:
             raise ValueError(f"the clients do not match: {'; '.join(found)}")
@@ -209,20 +236,38 @@ class StoredVector:
     def _seed_round(self, seeder: bool) -> None:
         memory, free = self._memory, 1 - max(self._memory.whole, 0)
         np.copyto(memory.buffers[free], memory.x if seeder else np.float32(0))
-        _acknowledged(self._push(free))
+        _acknowledged(self._center.push(free))
         self.pull()
 
     def _seed_by_difference(self, seeder: bool) -> None:
-        memory = self._memory
-        if seeder:  # zeros on the servers at first, another center later
-            c = memory.buffers[self.pull()]
-            free = 1 - memory.whole
-            weight_change(memory.x, c, out=memory.buffers[free])
-            _acknowledged(self._push(free))
+        if seeder:
+            # All other agents wait in `pull_together`: nobody moves this center meanwhile.
+            self._set_center()
+            if self._steps is not self._center:
+                self._step_of_nothing()
         self.pull_together()
         self.rebase()
 
+    def _set_center(self) -> None:
+        """Push what is missing from the center to x, until nothing is: rounding may leave some."""
+        memory = self._memory
+        for correction in range(_CORRECTIONS):
+            c = memory.buffers[self.pull()]
+            from_zeros, free = not c.any(), 1 - memory.whole
+            difference = weight_change(memory.x, c, out=memory.buffers[free])
+            if correction and not difference.any():
+                return
+            _acknowledged(self._center.push(free))
+            if from_zeros:
+                return
+
+    def _step_of_nothing(self) -> None:
+        """Let the keys of exchanges answer with the center that was set."""
+        free = 1 - self._memory.whole
+        self._memory.buffers[free][:] = 0
+        _acknowledged(self._steps.push(free))
+
     def reduce(self, first: int, last: int) -> None:
         """Sum chunks ``[first, last)`` of x over all clients, in place; all clients call it."""
-        _acknowledged(self._push(_X, first, last))
-        self._pull(_X, first, last)
+        _acknowledged(self._center.push(X, first, last))
+        self._center.pull(X, first, last)

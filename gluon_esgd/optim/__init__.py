@@ -7,7 +7,7 @@ from .elastic import check_alpha, default_alpha, elastic_difference, largest_alp
 from .elastic_sgd import ElasticSGD, is_nesterov
 from .limits import check_optimizer, weight_copies
 from .masters import Masters
-from .outer import Outer, outer_update
+from .outer import Outer, check_outer, largest_outer_alpha, outer_update
 
 __all__ = [
     "ElasticSGD",
@@ -15,11 +15,13 @@ __all__ = [
     "Outer",
     "check_alpha",
     "check_optimizer",
+    "check_outer",
     "default_alpha",
     "elastic_difference",
     "is_nesterov",
     "keep_alike",
     "largest_alpha",
+    "largest_outer_alpha",
     "outer_update",
     "weight_change",
     "weight_copies",

@@ -6,6 +6,20 @@ With momentum :math:`\mu`, rate :math:`\eta` and a difference :math:`d` from a c
 
 the outer optimizer of DiLoCo (Douillard et al., arXiv 2311.08105), whose outer gradient is the
 negative of :math:`d`. With :math:`\mu = 0` and :math:`\eta = 1` it is the plain sum.
+
+Let :math:`p` clients without gradients exchange at once under rule ``esgd``, so that the servers
+take :math:`p` steps with differences from the same center. The gaps between clients shrink by
+:math:`1 - \alpha`. The gap :math:`g` from the center to their mean and the velocity follow
+
+.. math::
+
+    g \leftarrow (1 - \alpha K)\,g - \eta\mu S\,v, \qquad v \leftarrow \alpha M\,g + \mu^p v,
+
+    M = \sum_{k=0}^{p-1} \mu^k, \quad S = \mu M, \quad
+    K = 1 + \eta\,\Big(p + \mu\,\frac{p - S}{1 - \mu}\Big)
+
+which is stable exactly where determinant and trace fulfil :math:`\det < 1` and
+:math:`|\mathrm{tr}| < 1 + \det`: two bounds that are linear in :math:`\alpha`.
 """
 
 from __future__ import annotations
@@ -15,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Outer", "outer_update"]
+__all__ = ["Outer", "check_outer", "largest_outer_alpha", "outer_update"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,40 @@ class Outer:
     def is_plain(self) -> bool:
         """Whether the center just adds up what it is sent."""
         return self.momentum == 0 and self.learning_rate == 1
+
+
+def largest_outer_alpha(outer: Outer, num_clients: int) -> float:
+    """Return the largest stable alpha when `num_clients` exchange at once by rule ``esgd``.
+
+    ``2 / (1 + learning_rate * num_clients)`` without momentum.
+    """
+    mu, eta, p = outer.momentum, outer.learning_rate, num_clients
+    left = mu**p
+    m = (1 - left) / (1 - mu)
+    s = mu * m
+    k = 1 + eta * (p + mu * (p - s) / (1 - mu))
+    coupling = eta * mu * s * m
+    flip = 2 * (1 + left) / (k * (1 + left) - coupling)  # trace > -1 - determinant
+    growth = coupling - k * left
+    return flip if growth <= 0 else min(flip, (1 - left) / growth)  # determinant < 1
+
+
+def check_outer(outer: Outer, alpha: float, num_clients: int) -> None:
+    """Raise ValueError where exchanges by rule ``esgd`` would diverge.
+
+    Raises
+    ------
+    ValueError
+        Where `alpha` is above `largest_outer_alpha`.
+    """
+    bound = largest_outer_alpha(outer, num_clients)
+    if not outer.is_plain and alpha > bound:
+        raise ValueError(
+            f"outer momentum={outer.momentum:g} and learning_rate={outer.learning_rate:g} with "
+            f"alpha={alpha:.4g} for {num_clients} clients: those that exchange at once would swing "
+            f"the center further each time; alpha must be at most {bound:.4g}, or take "
+            f"learning_rate={1 - outer.momentum:.4g}, with which steps add up to the differences"
+        )
 
 
 def outer_update(center: Any, difference: Any, velocity: Any, outer: Outer) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from gluon_esgd.center import CenterLink
 
@@ -65,14 +65,15 @@ class Job:
 
     def __init__(
         self, num_clients: int, num_servers: int, sync: bool = False, delay_s: float = 0.0,
-        **options: Any,
+        each: Sequence[Dict[str, Any]] = (), **options: Any,
     ) -> None:  # fmt: skip
+        """`options` are those of all links; `each` has further ones for each."""
         self.servers = Servers(num_clients, num_servers, delay_s)
         self.num_clients, self.num_servers, self.mailboxes = num_clients, num_servers, 0
         self.links: List[CenterLink] = [
             CenterLink(
                 self.servers.address, client=i, num_clients=num_clients, num_servers=num_servers,
-                sync=sync, **options,
+                sync=sync, **{**options, **(each[i] if each else {})},
             )
             for i in range(num_clients)
         ]  # fmt: skip

@@ -8,18 +8,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Callable
 
-from gluon_esgd.center.server import accumulate, serve
+from gluon_esgd.center.server import serve
 
 DELAY_S = float(sys.argv[1])
 
 
-def slow(key: Any, received: Any, stored: Any) -> None:
-    time.sleep(DELAY_S)
-    accumulate(key, received, stored)
+def slow(updater: Callable[..., None]) -> Callable[..., None]:
+    def wait(key: Any, received: Any, stored: Any) -> None:
+        time.sleep(DELAY_S)
+        updater(key, received, stored)
+
+    return wait
 
 
 if __name__ == "__main__":
-    serve(sys.argv[2], rule=slow)
+    serve(sys.argv[2], wrap=slow)
     os._exit(0)

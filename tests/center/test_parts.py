@@ -64,17 +64,17 @@ def test_contract_arguments() -> None:
 
 def test_memory_is_seen_through_its_descriptor() -> None:
     sizes = [5, 1030]
-    ours = Memory.create(sizes, even_chunks(1035, 2))
+    ours = Memory.create(sizes, even_chunks(1035, 2), [True, False])
     ours.x[:] = np.arange(1035)
     ours.kinds[:] = [0, 2]
     theirs = Memory(os.dup(ours.fd))
     assert theirs.sizes.tolist() == sizes and theirs.kinds.tolist() == [0, 2]
-    assert theirs.chunks == even_chunks(1035, 2)
+    assert theirs.chunks == even_chunks(1035, 2) and theirs.exact == [True, False]
     assert (theirs.x == np.arange(1035)).all()
     theirs.buffers[1][:] = 3
     theirs.base[:] = 4
     theirs.set_center(7, 1)
-    theirs.count_moved(10)
+    theirs.count_moved(40)
     theirs.distance = 0.1
     assert (ours.version, ours.whole, ours.moved_bytes, ours.distance) == (7, 1, 40, 0.1)
     assert not ours.buffers[0].any() and (ours.base == 4).all()

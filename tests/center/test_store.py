@@ -11,36 +11,39 @@ import numpy as np
 import pytest
 
 from gluon_esgd.center import even_chunks
+from gluon_esgd.center.keys import CENTER, PLAIN, STEP, Keys, span_of
 from gluon_esgd.center.memory import Memory
-from gluon_esgd.center.server import ACCUMULATE, COMMAND, _obey, accumulate
+from gluon_esgd.center.rule import COMMAND, CenterRule, encode
+from gluon_esgd.center.server import _obey
 from gluon_esgd.center.store import StoredVector
+from gluon_esgd.optim import Outer
 
 N = 10
 
 
-def out_bytes(center: Dict[str, np.ndarray]) -> bytes:
-    return np.concatenate([center[f"m.{i}"] for i in range(2)]).tobytes()
+def out_bytes(center: Dict[int, np.ndarray]) -> bytes:
+    return np.concatenate([center[key] for key in (1, 2)]).tobytes()  # 0 is the table
 
 
 class FakeKV:
     """Servers in this process, with the store's habit: the array pushed last is its buffer."""
 
     def __init__(self) -> None:
-        self.center: Dict[str, np.ndarray] = {}
-        self.own: Dict[str, Any] = {}
+        self.center: Dict[int, np.ndarray] = {}
+        self.own: Dict[int, Any] = {}
         self.memory: Memory
         self.whole: List[bytes] = []  # the centers that may be called whole
 
-    def init(self, keys: List[str], values: List[Any]) -> None:
+    def init(self, keys: List[int], values: List[Any]) -> None:
         self.center.update({key: value.asnumpy() for key, value in zip(keys, values)})
 
-    def push(self, keys: List[str], arrays: List[Any]) -> None:
+    def push(self, keys: List[int], arrays: List[Any]) -> None:
         self.check()
         for key, array in zip(keys, arrays):
             self.center[key] = self.center[key] + array.asnumpy()
             self.own[key] = array
 
-    def pull(self, keys: List[str], out: List[Any]) -> None:
+    def pull(self, keys: List[int], out: List[Any]) -> None:
         for key, array in zip(keys, out):
             for target in (self.own.get(key, array), array):
                 target[:] = np.nan  # killed in the middle, this is what would be left
@@ -60,10 +63,10 @@ class FakeKV:
 
 
 class FakeStore:
-    sync, client, num_clients = False, 0, 1
+    sync, client, num_clients, compression, has_steps = False, 0, 1, None, False
 
     def __init__(self) -> None:
-        self.kv = FakeKV()
+        self.kv, self.keys = FakeKV(), Keys(1)
 
     def barrier(self) -> None: ...
 
@@ -72,7 +75,7 @@ class FakeStore:
 def test_a_whole_center_is_kept_at_every_instant(plan: str) -> None:
     store, memory = FakeStore(), Memory.create([N], even_chunks(N, 2))
     store.kv.memory = memory
-    vector = StoredVector(store, "m", memory, {})  # type: ignore[arg-type]
+    vector = StoredVector(store, memory, {})  # type: ignore[arg-type]
     memory.x[:] = 1
     vector._seed_by_difference(True)
     assert (memory.buffers[memory.whole] == 1).all() and (memory.base == 1).all()
@@ -100,18 +103,68 @@ class Trap:
         return (pytest.fail, ("unpickled",))
 
 
+NOT_OBEYED = [
+    (0, pickle.dumps(Trap())),
+    (7, encode(Outer()).encode()),
+    (0, b""),
+    (0, b"accumulate"),
+    (0, b"[0.5, 1.0]"),
+    (0, b'{"momentum": 0.5}'),
+    (0, b'{"momentum": 0.5, "learning_rate": 1.0, "nesterov": 1.0}'),
+    (0, b'{"momentum": "0.5", "learning_rate": 1.0}'),
+    (0, b'{"momentum": true, "learning_rate": 1.0}'),
+    (0, b'{"momentum": 1.0, "learning_rate": 1.0}'),
+    (0, b'{"momentum": NaN, "learning_rate": 1.0}'),
+]
+
+
 def test_a_server_obeys_one_command_and_unpickles_nothing(caplog: Any) -> None:
-    server = FakeServer()
+    server, rule = FakeServer(), CenterRule(1)
     with caplog.at_level(logging.INFO):
-        for command, body in ((0, pickle.dumps(Trap())), (7, ACCUMULATE.encode()), (0, b"")):
-            _obey(server, accumulate, command, body)
-            assert server.rule is None
+        for command, body in NOT_OBEYED:
+            _obey(server, rule, rule, command, body)
+            assert server.rule is None and rule.outer.is_plain
             assert f"unknown command {command}" in caplog.records[-1].getMessage()
-        _obey(server, accumulate, COMMAND, ACCUMULATE.encode())
-    assert server.rule is accumulate
+        _obey(server, rule, rule, COMMAND, encode(Outer(0.5, 2.0)).encode())
+    assert server.rule is rule and rule.outer == Outer(0.5, 2.0)
 
 
 def test_the_servers_rule_adds_in_place() -> None:
-    stored = kept = np.ones(3)
-    accumulate("k", np.full(3, 2.0), stored)
-    assert (kept == 3).all()
+    stored = kept = mx.nd.ones(3)
+    CenterRule(1)(5, mx.nd.full(3, 2.0), stored)
+    assert (kept.asnumpy() == 3).all()
+
+
+def test_a_push_to_the_key_of_an_exchange_moves_the_center(caplog: Any) -> None:
+    rule, keys = CenterRule(3), Keys(3)
+    rule.outer = Outer(0.5, 2.0)
+    center, answer = mx.nd.zeros(2), mx.nd.zeros(2, dtype="float16")
+    step, plain = (keys.of_kind(kind, 7) for kind in (STEP, PLAIN))
+    two = mx.nd.full(2, 2.0, dtype="float16")
+    rule(step, two, answer)  # nobody has set it
+    assert "key" in caplog.text and not answer.asnumpy().any()
+    rule(7, mx.nd.ones(2), center)
+    v, c = 0.0, 1.0
+    for _ in range(3):
+        rule(step, two, answer)
+        v = 0.5 * v + 2
+        c += 2 * (2 + 0.5 * v)
+        assert (center.asnumpy() == c).all() and (answer.asnumpy() == c).all()
+    rule(plain, two, answer)
+    assert (center.asnumpy() == c + 2).all() and (answer.asnumpy() == c + 2).all()
+    rule(7, mx.nd.ones(2), center)  # set anew: the velocity is zero again
+    rule(step, two, answer)
+    assert (center.asnumpy() == c + 3 + 2 * (2 + 0.5 * 2)).all()
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 7])
+def test_keys_of_a_chunk_are_neighbours_and_mxnet_can_count_them(servers: int) -> None:
+    keys = Keys(servers)
+    first = keys.take(5)
+    assert first == [0, 1, 2, 3, 4] and keys.take(2) == [5, 6]
+    for kind in (CENTER, STEP, PLAIN):
+        assert divmod(keys.of_kind(kind, 4), span_of(servers)) == (kind, 4)
+        assert (keys.of_kind(kind, 4) * 9973 - 4 * 9973) % servers == 0
+    assert keys.of_kind(PLAIN, span_of(servers) - 1) * 9973 < 2**31
+    with pytest.raises(ValueError, match="chunks of vectors were attached in this job"):
+        keys.take(70_000)

@@ -151,19 +151,24 @@ def test_announced_ranks_without_mpiexec_are_an_error() -> None:
 def settings_differ(name: str) -> None:
     from gluon_esgd import ElasticTrainer
 
-    value = {"interval": 2 + worker_rank(), "lazy": worker_rank()}[name]
+    value = {
+        "interval": 2 + worker_rank(),
+        "lazy": worker_rank(),
+        "outer": {"momentum": worker_rank() / 4},
+        "compression_params": [None, {"type": "fp16"}][worker_rank()],
+    }[name]
     with telling():
         ElasticTrainer(network().collect_params(), "sgd", rule="esgd", **{name: value})
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("name", ["interval", "lazy"])
+@pytest.mark.parametrize("name", ["interval", "lazy", "outer", "compression_params"])
 def test_settings_that_differ_over_ranks_are_named(name: str) -> None:
     ended = run_once(Shape(2, 1, 1, "esgd"), settings_differ, name)
     assert ended.code != 0 and workers_that_raised(ended.output) == ["0", "1"]
-    assert re.search(
-        rf"setting \d differs: rank 0 has {name} \d, rank 1 has {name} \d", ended.output
-    )
+    said = name.replace("_params", "")
+    wanted = rf"setting \d differs: rank 0 has {said} .+, rank 1 has {said} .+; all ranks"
+    assert re.search(wanted, ended.output)
 
 
 def one_rank_asks_for_its_world() -> None:

@@ -76,6 +76,7 @@ def test_the_momentum_of_the_center(rule: str) -> None:
     assert resolve(_settings(), SGD, "device", rule=rule).outer.is_plain
     given = {"momentum": 0.9}
     assert resolve(_settings(), SGD, "device", rule=rule, outer=given).outer == Outer(0.9, 1.0)
+    assert resolve(_settings(), SGD, "device", rule=rule, outer={}).outer.is_plain
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,11 @@ def test_the_momentum_of_the_center(rule: str) -> None:
         ({"momentum": 1.0}, "asgd", "outer momentum=1.0 must be at least 0 and below 1"),
         ({"learning_rate": 0}, "asgd", "outer learning_rate=0.0 must be above 0"),
         ({"momentum": 0.9}, "sgd", "under rule='sgd': there is no center to move"),
+        (
+            {"momentum": 0.9, "learning_rate": 2},
+            "esgd",
+            "outer momentum=0.9 and learning_rate=2 .*",
+        ),
     ],
 )
 def test_a_momentum_that_cannot_be(outer: Any, rule: str, message: str) -> None:
