@@ -15,10 +15,11 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from ..optim.elastic import elastic_difference, weight_change
+from ..optim.elastic import weight_change
 from . import contract as contracts
 from . import pslite
-from .layout import CARRIED, MOVED, kind_spans
+from .difference import center_difference, distance_to
+from .layout import CARRIED, kind_spans
 from .memory import Memory
 from .server import ACCUMULATE, COMMAND
 
@@ -166,25 +167,11 @@ class StoredVector:
     ) -> List[Any]:
         free = 1 - self._memory.whole
         x, out = self._memory.x, self._memory.buffers[free]
-        for kind, start, stop in spans:
-            here = slice(start, stop)
-            if kind == CARRIED:
-                out[here] = 0
-            elif kind == MOVED and rule == "asgd":
-                weight_change(x[here], center[here], out=out[here])
-            else:
-                elastic_difference(x[here], center[here], alpha, out=out[here])
-        if not np.isfinite(np.dot(out, out)):
-            out[:] = 0  # the center takes nothing from weights that are lost
+        center_difference(rule, alpha, x, center, spans, out)
         return self._push(free)
 
     def _measure(self, center: np.ndarray, spans: Sequence[Span]) -> None:
-        squares = 0.0
-        for kind, start, stop in spans:
-            if kind == MOVED:
-                gap = self._memory.x[start:stop] - center[start:stop]
-                squares += float(np.dot(gap, gap))
-        self._memory.distance = squares**0.5
+        self._memory.distance = distance_to(center, self._memory.x, spans)
 
     def seed(self, seeder: bool) -> None:
         """Make the seeder's x the center, once the clients' contracts are found equal.
