@@ -8,7 +8,7 @@ import traceback
 import weakref
 from typing import Any, List, Optional
 
-from .center import CenterLink
+from .center import CenterLink, Link, PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError
 from .topology import World, world
@@ -33,7 +33,7 @@ class Job:
         self.world, self.lane = world, lane
         world.control.idle = lambda: lane.idle
         self.rule: Optional[str] = None
-        self._link: Optional[CenterLink] = None
+        self._link: Optional[Link] = None
         self._trainers = 0
         self._unfinished: List[Any] = []
         atexit.register(self._end)
@@ -55,10 +55,10 @@ class Job:
         self._trainers += 1
         return f"trainer{self._trainers - 1}"
 
-    def link(self) -> Optional[CenterLink]:
+    def link(self) -> Optional[Link]:
         """Return the leader's way to the center, made at the first call; None on other ranks."""
         settings = self.world.settings
-        if settings.scheduler is None:
+        if settings.scheduler is None and not settings.is_split:
             raise TopologyError(
                 f"{settings.num_servers} server(s) were announced, but no scheduler: let "
                 "`gluon-esgd run` start the job"
@@ -66,18 +66,24 @@ class Job:
         if not self.world.is_leader:
             return None
         if self._link is None:
-            self._link = CenterLink(
-                settings.scheduler,
-                client=self.world.client,
-                num_clients=self.world.num_clients,
-                num_servers=settings.num_servers,
-                sync=self.rule == "sgd",
-                job_dir=settings.job_dir,
-                start_timeout_s=settings.start_timeout_s,
-                limit_s=settings.center_limit_s,
-                peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
-            )
+            leaders = self.world.leaders
+            self._link = self._to_servers() if leaders is None else PeerLink(leaders)
         return self._link
+
+    def _to_servers(self) -> CenterLink:
+        settings = self.world.settings
+        assert settings.scheduler is not None
+        return CenterLink(
+            settings.scheduler,
+            client=self.world.client,
+            num_clients=self.world.num_clients,
+            num_servers=settings.num_servers,
+            sync=self.rule == "sgd",
+            job_dir=settings.job_dir,
+            start_timeout_s=settings.start_timeout_s,
+            limit_s=settings.center_limit_s,
+            peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
+        )
 
     def finish_at_exit(self, trainer: Any, keep: bool) -> None:
         """Call ``trainer.finish()`` at a clean end of the script.

@@ -104,6 +104,8 @@ class Replica:
         replaced = self._equal_ranks()
         self._weights = Weights(self._params, self._optimizer, self._updaters)
         agreed = contract(self._params, self._order, self._policy.rule)
+        if world.settings.is_split:
+            agreed.update(self._policy.terms())
         if self._exchange is not None:
             replaced |= self._exchange.start(self._weights, agreed)
         elif world.num_clients > 1:

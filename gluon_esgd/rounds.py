@@ -1,4 +1,4 @@
-"""Rule ``sgd`` between clients: gradients are summed through the servers in every step."""
+"""Rule ``sgd`` between clients: gradients are summed over all of them in every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from .center import CenterLink, Mailbox, even_chunks
+from .center import Box, Link, even_chunks
 from .collectives import allreduce
 from .engine import view
 from .parameters import Weights, take_from_leader
@@ -22,17 +22,17 @@ class ClientRounds:
     Parameters
     ----------
     world : World
-    link : CenterLink or None
+    link : Link or None
         The leader's; None on other ranks, and with one client.
     name : str
         Prefix of this trainer's keys, the same on all clients.
     """
 
-    def __init__(self, world: World, link: Optional[CenterLink], name: str) -> None:
+    def __init__(self, world: World, link: Optional[Link], name: str) -> None:
         self._world, self._link, self._name = world, link, name
         self._spans: List[Tuple[int, int]] = []
-        self._gradients: Optional[Mailbox] = None
-        self._weights: Optional[Mailbox] = None
+        self._gradients: Optional[Box] = None
+        self._weights: Optional[Box] = None
         self._laid = self._closed_bytes = 0
 
     def start(self, weights: Weights, contract: Dict[str, int]) -> bool:
@@ -56,7 +56,7 @@ class ClientRounds:
         assert self._link is not None
         self._link.wait_ready()
         parts = [weights.num_moved, weights.size - weights.num_moved]
-        chunks = _chunks(parts, self._world.settings.num_servers)
+        chunks = _chunks(parts, self._link.num_servers)
         self._weights = self._link.attach(f"{self._name}.weights", weights.sizes, chunks, contract)
 
     def seed(self, weights: Weights) -> bool:
@@ -92,7 +92,7 @@ class ClientRounds:
         self._gradients = self._link.attach(
             f"{self._name}.gradients{self._laid}",
             buckets,
-            _chunks(buckets, self._world.settings.num_servers),
+            _chunks(buckets, self._link.num_servers),
             {},
         )
 

@@ -11,6 +11,7 @@ ANY_RANKS = pytest.mark.parametrize(
     [
         pytest.param(Shape(2), marks=pytest.mark.mpi),
         pytest.param(Shape(3), marks=pytest.mark.mpi),
+        pytest.param(Shape(4, 2, 0, "esgd"), marks=pytest.mark.mpi),
         pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
         pytest.param(Shape(4, 2, 2, "sgd"), marks=pytest.mark.servers),
     ],

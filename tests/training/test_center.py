@@ -29,7 +29,7 @@ def _center() -> Tuple[np.ndarray, float, bool, str]:
 
     net = _Normed()
     net.initialize()
-    trainer = make_trainer(net, **({"interval": 4} if world().settings.num_servers else {}))
+    trainer = make_trainer(net, **({"interval": 4} if world().num_clients > 1 else {}))
     random = np.random.RandomState(world().worker_rank)
     probe = mx.nd.array(np.random.RandomState(5).randn(7, 6))
     for _ in range(10):
@@ -71,7 +71,7 @@ def _frozen() -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     layers = list(net._children.values())
     layers[0].weight.grad_req = "null"
     layers[0].bias.lr_mult = 0
-    trainer = make_trainer(net, **({"interval": 2} if world().settings.num_servers else {}))
+    trainer = make_trainer(net, **({"interval": 2} if world().num_clients > 1 else {}))
     for x, y in zip(*batches()):
         train_step(net, trainer, own_share(x), own_share(y))
     trainer.finish()

@@ -226,7 +226,7 @@ def _two_trainers() -> List[str]:
     from gluon_esgd import ElasticTrainer, world
 
     nets = network(seed=1), network(seed=2, hidden=8)
-    interval = {"interval": 3} if world().settings.num_servers else {}
+    interval = {"interval": 3} if world().num_clients > 1 else {}
     trainers = [
         ElasticTrainer(nets[0].collect_params(), "sgd", {"learning_rate": 0.1}, **interval),
         ElasticTrainer(nets[1].collect_params(), "adam", {"learning_rate": 0.01}),
