@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Type
 
 from .communicator import Communicator
 from .errors import CenterError, TopologyError
-from .ranks import check_split, divide, initialized, mismatch, under_mpi
+from .mpi_job import check_split, divide, initialized, mismatch, under_mpi
 from .settings import SIZE_VARIABLES, Settings, read
 
 __all__ = ["World", "world"]

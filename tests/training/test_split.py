@@ -140,8 +140,9 @@ def _center_of_both() -> Tuple[bytes, bytes]:
     return alone, together
 
 
-def test_every_client_holds_the_same_center(pools: Pools) -> None:
-    seen = pools.get(SPLIT).run(_center_of_both)
+@pytest.mark.parametrize("shape", [SPLIT, declared("2,2")], ids=["one machine", "two"])
+def test_every_client_holds_the_same_center(pools: Pools, shape: Shape) -> None:
+    seen = pools.get(shape).run(_center_of_both)
     assert len({center for both in seen for center in both}) == 1
 
 
