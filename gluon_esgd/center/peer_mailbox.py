@@ -68,7 +68,7 @@ class PeerMailbox:
         self._sizes, self._chunks, self._outer = list(sizes), list(chunks), outer
         self._plans: Dict[Tuple[int, int], Plan] = {}
         self._center = np.zeros(0, np.float32)  # under rule 'sgd' there is none
-        self._shift, self._velocity = self._center, self._center
+        self._shift = self._velocity = self._center
         self._closed = False
         self.in_flight = False
         self.distance = 0.0
@@ -97,6 +97,7 @@ class PeerMailbox:
         self._center = self.x.copy()
         with center_errors():
             plan("broadcast", self._center, self._leaders, root=seeders[0], what=what)()
+        self._shift = np.empty_like(self._center)
         self._velocity = np.zeros(0 if self._outer.is_plain else self.x.size, np.float32)
         self.center_version += 1
         self.bytes_moved += self._center.nbytes
@@ -128,7 +129,7 @@ class PeerMailbox:
         with np.errstate(all="ignore"):  # from weights that are lost; the distance tells
             self.distance = distance_to(center, x, spans)
             center_difference(rule, alpha, x, center, spans, out=x)
-        self._shift = np.negative(x)
+        np.negative(x, out=self._shift)
         self._sum(0, x.size, f"exchange {self.center_version} of '{self.name}'")
         if self._outer.is_plain:
             center += x
@@ -151,7 +152,7 @@ class PeerMailbox:
         if not self.in_flight:
             raise RuntimeError("collect() needs an exchange in flight: call start_exchange() first")
         np.copyto(out, self._shift)
-        self._shift, self.in_flight = self._center, False
+        self.in_flight = False
         return True
 
     def pull(self, out: np.ndarray, sync: bool = False) -> None:
