@@ -58,13 +58,16 @@ def checksum(text: str) -> int:
     return zlib.crc32(text.encode()) % LIMIT
 
 
-def own_contract(sizes: Sequence[int], chunks: Sequence[Tuple[int, int]]) -> Dict[str, int]:
+def own_contract(
+    sizes: Sequence[int], chunks: Sequence[Tuple[int, int]], exact: Sequence[bool] = ()
+) -> Dict[str, int]:
     """Return the entries that are compared without being asked for."""
+    cut = np.array([*np.ravel(chunks), *exact], np.int64)
     return {
         "floats": int(sum(sizes)),
         "chunks": len(chunks),
         "sizes (checksum)": zlib.crc32(np.array(sizes, np.int64).tobytes()),
-        "cuts (checksum)": zlib.crc32(np.array(chunks, np.int64).tobytes()),
+        "cuts (checksum)": zlib.crc32(cut.tobytes()),
     }
 
 

@@ -59,13 +59,13 @@ class PeerMailbox:
         name: str,
         sizes: Sequence[int],
         chunks: Sequence[Tuple[int, int]],
-        outer: Outer,
+        outers: Sequence[Outer],
     ) -> None:
         n = sum(sizes)
         self.name = name
         self.x: np.ndarray = shared_array(n, np.float32, leaders)
         self._link, self._leaders = link, leaders
-        self._sizes, self._chunks, self._outer = list(sizes), list(chunks), outer
+        self._sizes, self._chunks, self._outers = list(sizes), list(chunks), outers
         self._plans: Dict[Tuple[int, int], Plan] = {}
         self._center = np.zeros(0, np.float32)  # under rule 'sgd' there is none
         self._shift = self._velocity = self._center
@@ -98,7 +98,8 @@ class PeerMailbox:
         with center_errors():
             plan("broadcast", self._center, self._leaders, root=seeders[0], what=what)()
         self._shift = np.empty_like(self._center)
-        self._velocity = np.zeros(0 if self._outer.is_plain else self.x.size, np.float32)
+        plain = all(outer.is_plain for outer in self._outers)
+        self._velocity = np.zeros(0 if plain else self.x.size, np.float32)
         self.center_version += 1
         self.bytes_moved += self._center.nbytes
         np.copyto(out, self._center)
@@ -131,12 +132,18 @@ class PeerMailbox:
             center_difference(rule, alpha, x, center, spans, out=x)
         np.negative(x, out=self._shift)
         self._sum(0, x.size, f"exchange {self.center_version} of '{self.name}'")
-        if self._outer.is_plain:
-            center += x
-        else:
-            outer_update(center, x, self._velocity, self._outer)
+        self._move_center()
         self.center_version += 1
         self.in_flight = True
+
+    def _move_center(self) -> None:
+        """Add the differences of all clients, which lie in x, to the center."""
+        for (start, stop), outer in zip(self._chunks, self._outers):
+            here = slice(start, stop)
+            if outer.is_plain:
+                self._center[here] += self.x[here]
+            else:
+                outer_update(self._center[here], self.x[here], self._velocity[here], outer)
 
     def collect(self, out: np.ndarray, timeout_s: float = 0.0) -> bool:
         """Fetch the shift ``-d`` of the exchange in flight, which is never late: return True.

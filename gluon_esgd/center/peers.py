@@ -27,12 +27,14 @@ class PeerLink:
     ----------
     leaders : Communicator
         The leaders of all clients; a client's number is its rank. Its limits bound every wait.
+    outer : Outer, default the plain sum
+        How the differences of an exchange move the center; the same on all clients.
     """
 
     num_servers = 1  # into how many parts vectors are cut at least
 
-    def __init__(self, leaders: Communicator) -> None:
-        self._leaders = leaders
+    def __init__(self, leaders: Communicator, outer: Outer = _PLAIN) -> None:
+        self._leaders, self._outer = leaders, outer
         self._boxes: Dict[str, PeerMailbox] = {}
 
     def wait_ready(self) -> None:
@@ -44,7 +46,7 @@ class PeerLink:
         sizes: Sequence[int],
         chunks: Sequence[Tuple[int, int]],
         contract: Mapping[str, int],
-        outer: Outer = _PLAIN,
+        exact: Sequence[bool] = (),
     ) -> PeerMailbox:
         """Make the mailbox of one trainer; all leaders make the same ones in the same order.
 
@@ -57,10 +59,11 @@ class PeerLink:
         chunks : sequence of (start, stop)
             How n is cut; `PeerMailbox.reduce` takes whole chunks.
         contract : mapping of str to int
-            What must be equal on all clients; number of floats, cuts and `outer` are compared
-            without being named here.
-        outer : Outer, default the plain sum
-            What moves the center when differences arrive.
+            What must be equal on all clients; number of floats, cuts and the link's `outer` are
+            compared without being named here.
+        exact : sequence of bool, optional
+            For each chunk, whether differences are added to it as they are, whatever the link's
+            `outer`; none unless given.
 
         Raises
         ------
@@ -71,9 +74,9 @@ class PeerLink:
         mine: Dict[str, Any] = {"fault": None, "name": name}
         plain, everything = list(sizes), dict(contract)
         try:
-            plain = self._checked(name, sizes, chunks)
-            own = contracts.own_contract(plain, chunks)
-            own["outer (checksum)"] = contracts.checksum(repr(outer))
+            plain = self._checked(name, sizes, chunks, exact)
+            own = contracts.own_contract(plain, chunks, exact)
+            own["outer (checksum)"] = contracts.checksum(repr(self._outer))
             contracts.check_contract(contract, len(own))
             everything.update(own)
             # The seeder is compared by the seed; here any one will do.
@@ -82,16 +85,25 @@ class PeerLink:
             mine["fault"] = str(error)
         self._compare(self.gather(mine, f"the mailbox '{name}'"), everything)
         with center_errors():
-            self._boxes[name] = PeerMailbox(self, self._leaders, name, plain, chunks, outer)
+            outers = [_PLAIN if flag else self._outer for flag in exact or [False] * len(chunks)]
+            self._boxes[name] = PeerMailbox(self, self._leaders, name, plain, chunks, outers)
         return self._boxes[name]
 
     def _checked(
-        self, name: str, sizes: Sequence[int], chunks: Sequence[Tuple[int, int]]
+        self,
+        name: str,
+        sizes: Sequence[int],
+        chunks: Sequence[Tuple[int, int]],
+        exact: Sequence[bool],
     ) -> List[int]:
         if name in self._boxes:
             raise ValueError(f"name={name!r} is in use; attached are {', '.join(self._boxes)}")
         plain = check_sizes(sizes)
-        check_chunks(chunks, sum(plain))
+        cuts = check_chunks(chunks, sum(plain))
+        if len(exact) not in (0, len(cuts)):
+            raise ValueError(
+                f"exact has {len(exact)} entries for {len(cuts)} chunks; give one for each, or none"
+            )
         return plain
 
     def _compare(self, said: List[Dict[str, Any]], contract: Mapping[str, int]) -> None:
