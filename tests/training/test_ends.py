@@ -15,6 +15,7 @@ from mxnet import gluon
 
 from ..pool import Shape, run_once
 from .problems import batches, network, train_step
+from .shapes import ESGD
 from .telling import fail_at_step_3, train_and_tell, worker_rank
 
 PURE = pytest.mark.mpi
@@ -79,9 +80,9 @@ def ends_without_finish() -> None:
         time.sleep(0.5)  # ranks need not end at the same moment
 
 
-@pytest.mark.servers
-def test_a_clean_end_makes_the_last_exchange() -> None:
-    ended = run_once(Shape(4, 2, 1, "esgd"), ends_without_finish)
+@ESGD
+def test_a_clean_end_makes_the_last_exchange(shape: Shape) -> None:
+    ended = run_once(shape, ends_without_finish)
     assert ended.code == 0, ended.output
     assert sorted(re.findall(r"worker (\d) made (\d)", ended.output)) == [
         (str(worker), "1") for worker in range(4)
