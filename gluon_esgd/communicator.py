@@ -106,6 +106,8 @@ class Communicator:
         machine has no such rank, and where there is only one machine.
     called : str, optional
         This rank's name in messages, where its number here would not tell.
+    member : str, default 'rank'
+        What one of them is called in messages: 'client' where each stands for one.
 
     Notes
     -----
@@ -123,11 +125,12 @@ class Communicator:
         node: Any = None,
         peers: Optional[Communicator] = None,
         called: Optional[str] = None,
+        member: str = "rank",
     ) -> None:
         self.mpi = mpi
         self.rank: int = mpi.rank if mpi is not None else 0
         self.size: int = mpi.size if mpi is not None else 1
-        self.called = called or f"rank {self.rank} of {self.size}"
+        self.called, self._member = called or f"{member} {self.rank} of {self.size}", member
         self.limits = limits
         self.nodes = [list(ranks) for ranks in nodes or [[rank] for rank in range(self.size)]]
         self.node_rank = next(k for k, ranks in enumerate(self.nodes) if self.rank in ranks)
@@ -152,9 +155,11 @@ class Communicator:
         different ones at the same place in the order are out of step.
         """
         if self.broken:
-            raise CollectiveError(f"rank {self.rank}: an earlier collective failed")
+            raise CollectiveError(f"{self._member} {self.rank}: an earlier collective failed")
         if self.mpi is not None and not self.mpi:
-            raise CollectiveError(f"rank {self.rank}: the communicator was freed before {what}")
+            raise CollectiveError(
+                f"{self._member} {self.rank}: the communicator was freed before {what}"
+            )
         if self._roll_call is not None:
             self._roll_call.enter(what, self.idle())
 
@@ -219,9 +224,9 @@ class Communicator:
         if self._roll_call is not None:
             missing = self._roll_call.missing()
         if missing:
-            return f"{present}; on this node rank(s) {missing} have not come to it"
+            return f"{present}; on this node {self._member}(s) {missing} have not come to it"
         if self._roll_call is None or len(self._roll_call) < self.size:
-            return f"{present}; a rank of another node has not come to it"
+            return f"{present}; a {self._member} of another node has not come to it"
         return f"{present}; all have come to it"
 
     def check_same(self, what: str) -> None:
@@ -235,9 +240,10 @@ class Communicator:
     def _raise_apart(self, what: str, others: Dict[int, str]) -> None:
         if others:
             self.broken = True
-            said = "; ".join(f"rank {rank} in {name}" for rank, name in others.items())
+            who = self._member
+            said = "; ".join(f"{who} {rank} in {name}" for rank, name in others.items())
             raise CollectiveError(
-                f"the ranks are out of step: rank {self.rank} is in {what}, {said}; every rank "
+                f"the {who}s are out of step: {who} {self.rank} is in {what}, {said}; every {who} "
                 "must make the same calls in the same order (step, center, finish, ...)"
             )
 
@@ -247,7 +253,9 @@ class Communicator:
             return
         gone = self._roll_call.gone()
         if gone:
-            raise CollectiveError(f"{self.called} waits in {what}, but rank(s) {gone} have left")
+            raise CollectiveError(
+                f"{self.called} waits in {what}, but {self._member}(s) {gone} have left"
+            )
         beside = self.beside._roll_call if self.beside is not None else None
         if beside is not None:
             # Who waits there for this rank, with nothing left to do in its engine, never comes

@@ -27,7 +27,8 @@ class Counters:
     exchanges_late : int
         Times an exchange was not back when it was due, and was put off.
     server_bytes : int
-        Bytes that this client sent to and received from the servers (leader only).
+        Bytes that this client sent to and received from the servers (leader only); without
+        servers the vectors that it gave into collectives between clients.
     distance : float
         L2 norm of client minus center at the last exchange (leader only).
     """

@@ -14,7 +14,7 @@ from typing import Optional
 import mxnet as mx
 import numpy as np
 
-from .center import CenterLink, Mailbox, chunks_of
+from .center import Box, Link, chunks_of
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
@@ -37,7 +37,7 @@ class CenterExchange:
     ----------
     world : World
     lane : Lane
-    link : CenterLink or None
+    link : Link or None
         The leader's; None on other ranks.
     name : str
         Prefix of this trainer's keys, the same on all clients.
@@ -49,7 +49,7 @@ class CenterExchange:
         self,
         world: World,
         lane: Lane,
-        link: Optional[CenterLink],
+        link: Optional[Link],
         name: str,
         policy: Policy,
         counters: Counters,
@@ -57,7 +57,7 @@ class CenterExchange:
         self._world, self._lane, self._link, self._name = world, lane, link, name
         self._policy, self._interval = policy, Interval(policy.interval)
         self._counters = counters
-        self._mailbox: Optional[Mailbox] = None
+        self._mailbox: Optional[Box] = None
         self._apply_at: Optional[int] = None
         self._late = False  # set in the engine; read after a wait for `_flat`
         self._seen_at = 0.0
@@ -91,7 +91,7 @@ class CenterExchange:
         weights = self._weights
         # Running statistics are averaged as they are: no momentum, nothing that half floats lack.
         parts = [(weights.num_moved, False), (weights.size - weights.num_moved, True)]
-        chunks, exact = chunks_of(parts, self._world.settings.num_servers)
+        chunks, exact = chunks_of(parts, self._link.num_servers)
         self._mailbox = self._link.attach(self._name, weights.sizes, chunks, contract, exact)
         self._mailbox.x[:] = self._host
         self._mailbox.seed(self._world.client == 0, self._host)
@@ -188,6 +188,8 @@ class CenterExchange:
     def exchange_now(self) -> None:
         """Complete the one in flight and make a whole further exchange; waits."""
         self.flush()
+        # In a split world a client that still trains learns here that this one has come to its end.
+        self._world.meet_clients(f"the last exchange of '{self._name}'")
         self._push_snapshot()
         self._push_application(self._world.settings.center_limit_s)
         self._settle()

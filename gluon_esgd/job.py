@@ -8,7 +8,7 @@ import traceback
 import weakref
 from typing import Any, List, Optional
 
-from .center import CenterLink
+from .center import CenterLink, Link, PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError
 from .policy import Policy
@@ -34,7 +34,7 @@ class Job:
         self.world, self.lane = world, lane
         world.control.idle = lambda: lane.idle
         self.policy: Optional[Policy] = None
-        self._link: Optional[CenterLink] = None
+        self._link: Optional[Link] = None
         self._trainers = 0
         self._unfinished: List[Any] = []
         atexit.register(self._end)
@@ -59,10 +59,10 @@ class Job:
         self._trainers += 1
         return f"trainer{self._trainers - 1}"
 
-    def link(self) -> Optional[CenterLink]:
+    def link(self) -> Optional[Link]:
         """Return the leader's way to the center, made at the first call; None on other ranks."""
         settings = self.world.settings
-        if settings.scheduler is None:
+        if settings.scheduler is None and not settings.is_split:
             raise TopologyError(
                 f"{settings.num_servers} server(s) were announced, but no scheduler: let "
                 "`gluon-esgd run` start the job"
@@ -70,21 +70,30 @@ class Job:
         if not self.world.is_leader:
             return None
         if self._link is None:
+            leaders = self.world.leaders
             assert self.policy is not None, "a trainer claims before it asks for the link"
-            self._link = CenterLink(
-                settings.scheduler,
-                client=self.world.client,
-                num_clients=self.world.num_clients,
-                num_servers=settings.num_servers,
-                sync=not self.policy.has_center,
-                job_dir=settings.job_dir,
-                start_timeout_s=settings.start_timeout_s,
-                limit_s=settings.center_limit_s,
-                peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
-                outer=self.policy.outer,
-                compression=self.policy.compression,
-            )
+            if leaders is None:
+                self._link = self._to_servers(self.policy)
+            else:
+                self._link = PeerLink(leaders, self.policy.outer)
         return self._link
+
+    def _to_servers(self, policy: Policy) -> CenterLink:
+        settings = self.world.settings
+        assert settings.scheduler is not None
+        return CenterLink(
+            settings.scheduler,
+            client=self.world.client,
+            num_clients=self.world.num_clients,
+            num_servers=settings.num_servers,
+            sync=not policy.has_center,
+            job_dir=settings.job_dir,
+            start_timeout_s=settings.start_timeout_s,
+            limit_s=settings.center_limit_s,
+            peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
+            outer=policy.outer,
+            compression=policy.compression,
+        )
 
     def finish_at_exit(self, trainer: Any, keep: bool) -> None:
         """Call ``trainer.finish()`` at a clean end of the script.

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Union
 
 import numpy as np
 
+from .center.contract import LIMIT
 from .optim import ElasticSGD, Outer, check_alpha, check_outer, default_alpha
 from .settings import RULES, Settings
 
@@ -74,6 +75,11 @@ class Policy:
             "compression (none 0, fp16 1)": int(self.compression is not None),
         }
 
+    def terms(self) -> Dict[str, int]:
+        """Return what clients that exchange together must have alike, for their contract."""
+        interval = 0 if callable(self.interval) else min(self.interval, LIMIT - 1)
+        return {"interval (0: a function)": interval, "alpha (millionths)": round(1e6 * self.alpha)}
+
 
 def resolve(
     settings: Settings,
@@ -110,11 +116,8 @@ def resolve(
         raise ValueError(f"rule={rule!r} must be one of {', '.join(RULES)}, or unset")
     default = "sgd" if settings.num_clients == 1 else "esgd"
     rule = rule or settings.rule or _rule_of(kvstore) or default
-    if settings.num_servers == 0 and settings.num_clients > 1:
-        raise ValueError(
-            f"{settings.num_clients} clients need a server: start with --servers 1 or more"
-        )
-    if rule != "sgd" and settings.num_servers == 0:
+    _check_servers(rule, settings)
+    if rule != "sgd" and settings.num_servers == 0 and settings.num_clients == 1:
         _log.warning("rule %r with one client and no server has no center: using 'sgd'", rule)
         rule = "sgd"
     carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
@@ -130,6 +133,18 @@ def resolve(
         outer=center,
         compression=_compression(compression_params, settings),
     )
+
+
+def _check_servers(rule: str, settings: Settings) -> None:
+    clients = settings.num_clients
+    if settings.is_split and rule == "asgd":
+        raise ValueError(
+            f"rule='asgd' is asynchronous, which needs a server, and the {clients} clients of "
+            "this MPI job have none: start with `gluon-esgd run --servers 1`, or use rule='esgd' "
+            "or 'sgd'"
+        )
+    if settings.num_servers == 0 and clients > 1 and not settings.is_split:
+        raise ValueError(f"{clients} clients need a server: start with --servers 1 or more")
 
 
 def _rule_of(kvstore: Any) -> Optional[str]:

@@ -111,6 +111,8 @@ class Replica:
         self._weights = Weights(self._params, self._optimizer, self._updaters)
         agreed = contract(self._params, self._order, self._policy.rule)
         agreed.update(self._policy.contract())
+        if world.settings.is_split:
+            agreed.update(self._policy.terms())
         if self._exchange is not None:
             replaced |= self._exchange.start(self._weights, agreed)
         elif world.num_clients > 1:

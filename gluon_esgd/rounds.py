@@ -1,4 +1,4 @@
-"""Rule ``sgd`` between clients: gradients are summed through the servers in every step."""
+"""Rule ``sgd`` between clients: gradients are summed over all of them in every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from .center import CenterLink, Mailbox, chunks_of
+from .center import Box, Link, chunks_of
 from .collectives import TAIL, allreduce
 from .engine import view
 from .parameters import Weights, take_from_leader
@@ -22,17 +22,17 @@ class ClientRounds:
     Parameters
     ----------
     world : World
-    link : CenterLink or None
+    link : Link or None
         The leader's; None on other ranks, and with one client.
     name : str
         Prefix of this trainer's keys, the same on all clients.
     """
 
-    def __init__(self, world: World, link: Optional[CenterLink], name: str) -> None:
+    def __init__(self, world: World, link: Optional[Link], name: str) -> None:
         self._world, self._link, self._name = world, link, name
         self._spans: List[Tuple[int, int]] = []
-        self._gradients: Optional[Mailbox] = None
-        self._weights: Optional[Mailbox] = None
+        self._gradients: Optional[Box] = None
+        self._weights: Optional[Box] = None
         self._laid = self._closed_bytes = 0
 
     def start(self, weights: Weights, contract: Dict[str, int]) -> bool:
@@ -56,7 +56,7 @@ class ClientRounds:
         assert self._link is not None
         self._link.wait_ready()
         parts = [(weights.num_moved, True), (weights.size - weights.num_moved, True)]
-        chunks, exact = chunks_of(parts, self._world.settings.num_servers)
+        chunks, exact = chunks_of(parts, self._link.num_servers)
         self._weights = self._link.attach(
             f"{self._name}.weights", weights.sizes, chunks, contract, exact
         )
@@ -94,7 +94,7 @@ class ClientRounds:
         parts = [(n, True) for n in buckets]
         if self._link.compression is not None:  # half floats do not hold counts of samples
             parts = [part for n in buckets for part in ((n - TAIL, False), (TAIL, True))]
-        chunks, exact = chunks_of(parts, self._world.settings.num_servers)
+        chunks, exact = chunks_of(parts, self._link.num_servers)
         self._gradients = self._link.attach(
             f"{self._name}.gradients{self._laid}", buckets, chunks, {}, exact
         )

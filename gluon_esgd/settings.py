@@ -119,7 +119,12 @@ class Settings:
 
     job_dir: Optional[str] = _by_launcher(None, _text, "folder of the job: logs, state")
     client: int = _by_launcher(0, _int(0), "number of this process's client")
-    num_clients: int = _by_launcher(1, _int(1), "clients in the job")
+    num_clients: int = _setting(
+        1,
+        _int(1),
+        "clients in the job; without a scheduler: into how many the ranks of one MPI job are split",
+        by="launcher, user",
+    )
     client_size: Optional[int] = _by_launcher(None, _int(1), "ranks in each client, as announced")
     num_servers: int = _by_launcher(0, _int(0), "parameter servers in the job")
     scheduler: Optional[str] = _by_launcher(None, _address, "host:port of the scheduler")
@@ -158,6 +163,11 @@ class Settings:
     center_limit_s: float = _setting(
         60.0, _float(0), "no answer of agent or servers for this long is an error"
     )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the clients are ranks of one MPI job and no server is between them."""
+        return self.num_clients > 1 and self.num_servers == 0 and self.scheduler is None
 
     def environment(self) -> Dict[str, str]:
         """Return the variables that make `read` give back these settings.

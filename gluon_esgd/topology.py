@@ -14,12 +14,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Type
 
-from .communicator import Communicator, Limits
+from .communicator import Communicator
 from .errors import CenterError, TopologyError
-from .roll_call import RollCall
-from .settings import PREFIX, RANK_VARIABLES, SIZE_VARIABLES, Settings, read
+from .mpi_job import check_split, divide, initialized, mismatch, under_mpi
+from .settings import SIZE_VARIABLES, Settings, read
 
 __all__ = ["World", "world"]
 
@@ -48,6 +48,9 @@ class World:
     comm, control : Communicator
         Private duplicates over the client's ranks: one for operations in MXNet's
         engine (the trainer's own), one for calls of the main thread.
+    leaders : Communicator or None
+        Over the leaders of all clients, where they are ranks of one MPI job; None on other ranks
+        and where clients are jobs of their own. A client's number is its rank there.
     """
 
     client: int = 0
@@ -61,6 +64,7 @@ class World:
     settings: Settings = field(default_factory=Settings, repr=False)
     comm: Communicator = field(default_factory=Communicator, repr=False)
     control: Communicator = field(default_factory=Communicator, repr=False)
+    leaders: Optional[Communicator] = field(default=None, repr=False)
 
     @property
     def worker_rank(self) -> int:
@@ -121,22 +125,39 @@ class World:
         if text is not None:
             raise CenterError(text)
 
+    def meet_clients(self, what: str) -> None:
+        """Return when all clients of a split world have come to `what`; collective in the job.
+
+        Where clients are jobs of their own they go their own ways: it does nothing.
+
+        Raises
+        ------
+        CenterError, CollectiveError
+            On all ranks of a client that waited past the limit or came to something else.
+        """
+        if self.settings.is_split:
+            self.on_leader(lambda: self.leaders.barrier(what) if self.leaders else None)
+
+    @property
+    def _in_mpi(self) -> bool:
+        return self.size > 1 or self.leaders is not None
+
     @property
     def mpi_is_over(self) -> bool:
         """Whether the script has called ``MPI.Finalize`` itself."""
-        if self.size == 1:
+        if not self._in_mpi:
             return False
         from mpi4py import MPI
 
         return bool(MPI.Is_finalized())
 
     def abort(self) -> None:
-        """End this process now, and with it all ranks of the client; never returns."""
+        """End this process now, and with it all ranks of its MPI job; never returns."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         time.sleep(_LAST_WORDS_S)
-        if self.size > 1 and self.settings.job_dir is None and not self.mpi_is_over:
+        if self._in_mpi and self.settings.job_dir is None and not self.mpi_is_over:
             from mpi4py import MPI
 
             MPI.COMM_WORLD.Abort(1)
@@ -144,21 +165,33 @@ class World:
 
     def leave(self) -> None:
         """Tell ranks that wait for this one that it has come to its end (not collective)."""
-        self.comm.leave()
-        self.control.leave()
+        for comm in self._communicators:
+            comm.leave()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a collective has failed: nothing after it is to be trusted."""
+        return any(comm.broken for comm in self._communicators)
+
+    @property
+    def _communicators(self) -> List[Communicator]:
+        return [comm for comm in (self.comm, self.control, self.leaders) if comm is not None]
 
 
 _world: Optional[World] = None
 
 
 def world() -> World:
-    """Return the place of this process; the first call is collective over the client.
+    """Return the place of this process; the first call is collective over the MPI job.
+
+    That is the client, or all clients where one job is split into them.
 
     Raises
     ------
     TopologyError
         On every rank, when MPI brings another number of processes than was
-        announced, or does not allow calls from several threads.
+        announced, does not allow calls from several threads, or cannot be split
+        into as many clients as were asked for.
     SettingsError
         When an environment variable of the library is wrong.
     """
@@ -175,76 +208,55 @@ def _make(settings: Settings, environ: Mapping[str, str]) -> World:
             f"client number {settings.client} is not below the number of clients "
             f"{settings.num_clients}; let `gluon-esgd run` set both"
         )
+    if settings.is_split:
+        check_split(settings, environ)
     place = settings.client, settings.num_clients
-    if announced == 1 and not _under_mpi(environ):
+    if announced == 1 and not under_mpi(environ):
         return World(*place, settings=settings)
     with _within(settings.start_timeout_s):
         return _with_all_ranks_that_mpiexec_started(announced, settings)
 
 
-def _under_mpi(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in RANK_VARIABLES)
-
-
 def _announced(settings: Settings, environ: Mapping[str, str]) -> Optional[int]:
-    """How many ranks this client should have by its environment; None: it does not say."""
+    """How many ranks this MPI job should have by its environment; None: it does not say."""
     texts = [environ[name] for name in SIZE_VARIABLES if name in environ]
     sizes = [int(text) for text in texts if text.isdigit()]
     if settings.client_size is not None:
-        sizes.append(settings.client_size)
+        sizes.append(settings.client_size * (settings.num_clients if settings.is_split else 1))
     if not sizes:
-        return None if _under_mpi(environ) else 1
+        return None if under_mpi(environ) else 1
     return max(sizes)
 
 
 def _with_all_ranks_that_mpiexec_started(announced: Optional[int], settings: Settings) -> World:
-    MPI = _initialized()
+    MPI = initialized()
     root = MPI.COMM_WORLD
     if announced is not None and root.size != announced:
-        raise TopologyError(_mismatch(f"one of {announced} ranks, but MPI sees {root.size}", MPI))
+        raise TopologyError(mismatch(f"one of {announced} ranks, but MPI sees {root.size}", MPI))
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TopologyError(
             "MPI was initialized without MPI_THREAD_MULTIPLE, which collectives from MXNet's "
             "engine need; leave mpi4py.rc.thread_level at 'multiple'"
         )
-    node = _node(root, settings.nodes)
-    nodes = _nodes(root, node)
-    comm, control = (_communicator(root, node, nodes, settings) for _ in range(2))
-    comm.beside = control
+    parts = divide(root, settings)
+    comm = parts.comm
     made = World(
-        client=settings.client,
+        client=parts.client,
         num_clients=settings.num_clients,
         settings=settings,
-        rank=root.rank,
-        size=root.size,
+        rank=comm.rank,
+        size=comm.size,
         local_rank=comm.local_rank,
         local_size=comm.local_size,
         node_rank=comm.node_rank,
-        num_nodes=len(nodes),
+        num_nodes=len(comm.nodes),
         comm=comm,
-        control=control,
+        control=parts.control,
+        leaders=parts.leaders,
     )
     if root.size > 1:
         _end_together(made)
     return made
-
-
-def _initialized() -> Any:
-    """Return mpi4py's MPI, initialized, unless the mpiexec is of a vendor it cannot talk to."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized():
-        # MPICH would abort inside MPI_Init with a message about PMI versions.
-        by_open_mpi = "OMPI_COMM_WORLD_SIZE" in os.environ and "PMI_SIZE" not in os.environ
-        if by_open_mpi and "Open MPI" not in MPI.Get_library_version():
-            size = os.environ["OMPI_COMM_WORLD_SIZE"]
-            raise TopologyError(_mismatch(f"one of {size} ranks by Open MPI's mpiexec", MPI))
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    return MPI
 
 
 @contextmanager
@@ -261,52 +273,8 @@ def _within(limit_s: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _mismatch(what: str, MPI: Any) -> str:
-    library = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
-    return (
-        f"this process was started as {what}: mpi4py uses {library}, and the mpiexec that "
-        "started it is probably of another vendor or was not used at all; start with "
-        "`gluon-esgd run`, or with the mpiexec that `gluon-esgd doctor` names"
-    )
-
-
-def _node(root: Any, declared: Optional[Sequence[int]]) -> Any:
-    """The ranks of this machine, as MPI finds them or as they were declared."""
-    from mpi4py import MPI
-
-    machine = root.Split_type(MPI.COMM_TYPE_SHARED, key=root.rank)
-    if declared is None:
-        return machine
-    if sum(declared) != root.size:
-        raise TopologyError(
-            f"{PREFIX}NODES declares machines of {', '.join(map(str, declared))} ranks, "
-            f"{sum(declared)} in all, but there are {root.size}"
-        )
-    number = next(k for k in range(len(declared)) if root.rank < sum(declared[: k + 1]))
-    return machine.Split(number, machine.rank)
-
-
-def _nodes(root: Any, node: Any) -> List[Tuple[int, ...]]:
-    """The ranks of each machine, machines in the order of their lowest rank."""
-    return sorted(set(map(tuple, root.allgather(node.allgather(root.rank)))))
-
-
-def _communicator(
-    root: Any, node: Any, nodes: Sequence[Sequence[int]], settings: Settings
-) -> Communicator:
-    limits = Limits(settings.stall_warning_s, settings.stall_abort_s, settings.wait == "spin")
-    peers = None
-    if len(nodes) > 1:
-        everywhere = node.rank < min(map(len, nodes))
-        across = root.Split(node.rank if everywhere else root.size, root.rank)
-        if everywhere:
-            peers = Communicator(across, limits=limits, called=f"rank {root.rank} of {root.size}")
-    roll_call = RollCall.over(node, root.rank)
-    return Communicator(root.Dup(), roll_call, limits, nodes=nodes, node=node.Dup(), peers=peers)
-
-
 def _end_together(made: World) -> None:
-    """An uncaught exception or a failed collective on one rank ends all ranks of the client."""
+    """An uncaught exception or a failed collective on one rank ends all ranks of the MPI job."""
     previous = sys.excepthook
 
     def hook(
@@ -316,7 +284,7 @@ def _end_together(made: World) -> None:
         made.abort()
 
     def leave() -> None:
-        if made.comm.broken or made.control.broken:
+        if made.broken:
             made.abort()
         made.leave()
 

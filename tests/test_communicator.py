@@ -245,6 +245,28 @@ def test_a_meeting_of_ranks_in_different_collectives_is_an_error() -> None:
         comm.arrive("a test")
 
 
+def test_where_each_stands_for_a_client_messages_speak_of_clients() -> None:
+    mine, other = _rolls(2)
+    never = _Never()
+    never.size = 2
+    limits = Limits(warning_s=9, abort_s=0.3)
+    comm = Communicator(never, mine, limits, nodes=[[0, 1]], member="client")
+    comm.enter("a test")
+    says = r"client 0 of 2 waits in a test; on this node client\(s\) \[1\] have not come to it"
+    with pytest.raises(StallError, match=says):
+        comm.wait([never], "a test")
+    comm.broken = False
+    other.leave()
+    with pytest.raises(CollectiveError, match=r"but client\(s\) \[1\] have left"):
+        comm.wait([never], "a test")
+    comm.broken = False
+    other.enter("the end")
+    with pytest.raises(CollectiveError, match="the clients are out of step: client 0 is in a test"):
+        comm.check_same("a test")
+    with pytest.raises(CollectiveError, match="client 0: an earlier collective failed"):
+        comm.enter("a test")
+
+
 def test_one_rank_of_a_machine_meets_nobody() -> None:
     comm = Communicator(limits=Limits(abort_s=0.1))
     comm.arrive("a test")

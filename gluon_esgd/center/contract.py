@@ -1,17 +1,28 @@
 """What all clients of a job must have in common, compared through the store itself.
 
 Every client writes one row; the sum of all rows, each alone in its place, is a
-table that every client can pull. So all of them see the same faults.
+table that every client can pull. So all of them see the same faults. Without
+servers the leaders gather the rows.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import List, Mapping, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
-__all__ = ["LIMIT", "MOST", "WIDTH", "check_contract", "faults", "row", "table_shape"]
+__all__ = [
+    "LIMIT",
+    "MOST",
+    "WIDTH",
+    "check_contract",
+    "checksum",
+    "faults",
+    "own_contract",
+    "row",
+    "table_shape",
+]
 
 LIMIT = 1 << 24
 MOST = 60  # entries
@@ -40,6 +51,24 @@ def check_contract(contract: Mapping[str, int], own: int) -> None:
             f"contract has {len(contract)} entries, {MOST - own} at most; "
             "put several into one checksum"
         )
+
+
+def checksum(text: str) -> int:
+    """Return a number for `text` that a contract can hold."""
+    return zlib.crc32(text.encode()) % LIMIT
+
+
+def own_contract(
+    sizes: Sequence[int], chunks: Sequence[Tuple[int, int]], exact: Sequence[bool] = ()
+) -> Dict[str, int]:
+    """Return the entries that are compared without being asked for."""
+    cut = np.array([*np.ravel(chunks), *exact], np.int64)
+    return {
+        "floats": int(sum(sizes)),
+        "chunks": len(chunks),
+        "sizes (checksum)": zlib.crc32(np.array(sizes, np.int64).tobytes()),
+        "cuts (checksum)": zlib.crc32(cut.tobytes()),
+    }
 
 
 def row(contract: Mapping[str, int], seeder: bool) -> np.ndarray:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
 
 __all__ = [
     "AVERAGED",
     "CARRIED",
     "MOVED",
     "check_chunks",
+    "check_out",
     "check_sizes",
+    "checked_kinds",
     "chunk_range",
     "chunks_of",
     "even_chunks",
@@ -104,6 +108,35 @@ def check_chunks(chunks: Sequence[Tuple[int, int]], size: int) -> List[Tuple[int
             f"even_chunks({size}, num_servers) makes a list that fits"
         )
     return plain
+
+
+def check_out(out: Any, n: int) -> None:
+    """Raise unless `out` can receive a flat center of `n` floats."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
+    if out.dtype != np.float32 or out.shape != (n,) or not out.flags.writeable:
+        raise ValueError(
+            f"out is {out.dtype} of shape {out.shape}, writeable={out.flags.writeable}; "
+            f"it must be a writeable float32 array of shape ({n},): "
+            f"numpy.empty({n}, 'float32')"
+        )
+
+
+def checked_kinds(kinds: Any, count: int) -> np.ndarray:
+    """Return `kinds` as an array, or raise ValueError unless it has one for each parameter."""
+    found = np.asarray(kinds)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise ValueError(
+            f"kinds is {found.dtype} of shape {found.shape}; it must be integers of shape "
+            f"({count},), one for each parameter"
+        )
+    faulty = np.flatnonzero((found < MOVED) | (found > CARRIED))
+    if faulty.size:
+        raise ValueError(
+            f"kinds[{faulty[0]}]={found[faulty[0]]} must be MOVED ({MOVED}), "
+            f"AVERAGED ({AVERAGED}) or CARRIED ({CARRIED})"
+        )
+    return found
 
 
 def chunk_range(chunks: Sequence[Tuple[int, int]], start: int, stop: int) -> Tuple[int, int]:

@@ -7,15 +7,12 @@ import os
 import socket
 import threading
 import time
-import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
-
 from ..errors import CenterError, raise_faults
-from .contract import check_contract
+from .contract import check_contract, own_contract
 from .ends import AgentEnd, ZygoteEnd
 from .layout import check_chunks, check_sizes
 from .lifeline import Lifeline
@@ -190,7 +187,7 @@ class CenterLink:
             If the store is not up, or other clients do not attach theirs in time.
         """
         memory = self._checked_memory(name, sizes, chunks, exact)
-        own = _own_contract(memory)
+        own = own_contract(memory.sizes.tolist(), memory.chunks, memory.exact)
         try:
             check_contract(contract, len(own))
             self.wait_ready()
@@ -316,16 +313,6 @@ def _limit_faults(limits: Mapping[str, Any]) -> List[str]:
         for name, value in limits.items()
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
     ]
-
-
-def _own_contract(memory: Memory) -> Dict[str, int]:
-    cut = np.array([*np.ravel(memory.chunks), *memory.exact], np.int64).tobytes()
-    return {
-        "floats": memory.size,
-        "chunks": len(memory.chunks),
-        "sizes (checksum)": zlib.crc32(memory.sizes.tobytes()),
-        "cuts (checksum)": zlib.crc32(cut),
-    }
 
 
 def _listening(address: str) -> str:

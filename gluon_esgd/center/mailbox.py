@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
 from ..errors import CenterError
-from .layout import AVERAGED, CARRIED, MOVED, chunk_range
+from .layout import check_out, checked_kinds, chunk_range
 from .memory import Memory
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Mailbox:
             On all clients if their contracts differ, naming each differing entry with the
             values; on those that wait longer than the link's ``start_timeout_s``.
         """
-        self._check_out(out)
+        check_out(out, self.x.size)
         self._check_idle("seed")
         self._link._call(
             f"the seed of '{self.name}', for which all {self._link.num_clients} clients must ask",
@@ -121,7 +121,7 @@ class Mailbox:
             raise ValueError(f"rule={rule!r} must be 'esgd' or 'asgd'; under 'sgd' call reduce()")
         self._check_async("start_exchange")
         self._check_idle("start_exchange")
-        self._memory.kinds[:] = self._checked_kinds(kinds)
+        self._memory.kinds[:] = checked_kinds(kinds, self._memory.sizes.size)
         self._started, self._rule = time.monotonic(), rule
         self._ticket = self._link._ask("exchange", name=self.name, rule=rule, alpha=float(alpha))
 
@@ -148,7 +148,7 @@ class Mailbox:
         CenterError
             If the agent is lost, or no answer came within the link's ``limit_s`` of the start.
         """
-        self._check_out(out)
+        check_out(out, self.x.size)
         if self._ticket is None:
             raise RuntimeError("collect() needs an exchange in flight: call start_exchange() first")
         if not self._finished(timeout_s):
@@ -198,7 +198,7 @@ class Mailbox:
         CenterError
             If there is no answer within the link's ``limit_s``, with `sync` ``peers_limit_s``.
         """
-        self._check_out(out)
+        check_out(out, self.x.size)
         self._check_async("pull")
         self._check_idle("pull")
         together = f", for which all {self._link.num_clients} clients must ask" if sync else ""
@@ -211,7 +211,7 @@ class Mailbox:
 
     def last_center(self, out: np.ndarray) -> bool:
         """Copy the last whole center into `out`, asking nobody; False if there is none."""
-        self._check_out(out)
+        check_out(out, self.x.size)
         return self._memory.copy_center(out)
 
     def reduce(self, start: int, stop: int) -> None:
@@ -244,17 +244,6 @@ class Mailbox:
         self._ticket = None
         self._memory.close()
 
-    def _check_out(self, out: Any) -> None:
-        n = self.x.size
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
-        if out.dtype != np.float32 or out.shape != (n,) or not out.flags.writeable:
-            raise ValueError(
-                f"out is {out.dtype} of shape {out.shape}, writeable={out.flags.writeable}; "
-                f"it must be a writeable float32 array of shape ({n},): "
-                f"numpy.empty({n}, 'float32')"
-            )
-
     def _check_idle(self, what: str) -> None:
         if self._memory.fd < 0:
             raise RuntimeError(f"{what}() of '{self.name}', which is closed; attach() a new one")
@@ -269,18 +258,3 @@ class Mailbox:
                 f"{what}() needs a link with sync=False: under rule 'sgd' servers hand back sums "
                 "and hold no center"
             )
-
-    def _checked_kinds(self, kinds: Any) -> np.ndarray:
-        found, count = np.asarray(kinds), self._memory.sizes.size
-        if found.shape != (count,) or found.dtype.kind not in "iu":
-            raise ValueError(
-                f"kinds is {found.dtype} of shape {found.shape}; it must be integers of shape "
-                f"({count},), one for each parameter"
-            )
-        faulty = np.flatnonzero((found < MOVED) | (found > CARRIED))
-        if faulty.size:
-            raise ValueError(
-                f"kinds[{faulty[0]}]={found[faulty[0]]} must be MOVED ({MOVED}), "
-                f"AVERAGED ({AVERAGED}) or CARRIED ({CARRIED})"
-            )
-        return found

@@ -19,6 +19,8 @@ examples:
     gluon-esgd run -n 4 --clients 2 --rule esgd --interval 16 python train.py --lr 0.1
   one client of eight ranks on two machines, pure MPI:
     gluon-esgd run -n 8 --hosts alpha:4,beta:4 python train.py
+  four clients in one MPI job, no server:
+    gluon-esgd run -n 8 --clients 4 --servers 0 python train.py
 """
 
 _PARSER: Dict[str, Any] = {
@@ -32,7 +34,7 @@ _PARSER: Dict[str, Any] = {
 _FLAGS = (
     ("-n", "N", "ranks of all clients together (default: all slots of the hosts)"),
     ("--clients", "C", "number of clients, must divide N (default: 1)"),
-    ("--servers", "S", "parameter servers (default: 1 with several clients, else 0)"),
+    ("--servers", "S", "parameter servers (default: 1 with several clients, else 0); 0: MPI only"),
     ("--rule", "RULE", "between clients: sgd, asgd or esgd"),
     ("--interval", "STEPS", "optimizer steps between two exchanges"),
     ("--alpha", "A", "moving rate, at most 2/(1+C)"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["all_faults"]
 
-OWNED = {PREFIX + f.name.upper() for f in fields(Settings) if f.metadata["by"] == "launcher"}
+OWNED = {PREFIX + f.name.upper() for f in fields(Settings) if "launcher" in f.metadata["by"]}
 
 # MXNet 1.9.1 is what the engine door and the servers are written for; it needs numpy < 1.24.
 _WANTED = (("mxnet", "==1.9.1", r"1\.9\.1$"), ("numpy", "<1.24", r"1\.([01]?\d|2[0-3])\."))
@@ -43,10 +43,10 @@ def _counts(spec: JobSpec) -> Iterator[str]:
         yield f"--clients {spec.clients} must divide -n {spec.workers}: clients are of equal size"
     if spec.num_servers < 0:
         yield f"--servers {spec.num_servers} must be at least 0"
-    if spec.num_servers == 0 and spec.clients > 1:
+    if spec.is_split and spec.rule == "asgd":
         yield (
-            f"--servers 0 with {spec.clients} clients: what clients share lies on servers; "
-            "give at least 1, or one client"
+            f"--servers 0 with --rule asgd and {spec.clients} clients: asynchronous clients need "
+            "a server; give at least 1, or another rule"
         )
 
 
@@ -159,7 +159,7 @@ def _this_machine(spec: JobSpec) -> Iterator[str]:
         yield f"command {spec.command[0]!r} is not a program on PATH or a path to one"
     if spec.port is not None:
         yield from _port(spec)
-    if spec.clients >= 1 and spec.client_size > 1:
+    if spec.clients >= 1 and spec.needs_mpi:
         yield from _mpiexec(spec)
 
 

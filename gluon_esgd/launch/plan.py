@@ -30,7 +30,7 @@ class Site:
     scheduler : str, optional
         host:port of the scheduler, when there are servers.
     mpi : Mpi, optional
-        The mpiexec, when clients have several ranks.
+        The mpiexec, when clients have several ranks or share an MPI job.
     environ : mapping of str to str
         The launcher's own environment.
     base : Settings
@@ -64,7 +64,9 @@ class Process:
     log : str
         File that gets its output; ranks write logs of their own.
     client : int, optional
-        Number of the client; None for scheduler and servers.
+        Number of the client, the first where it starts several; None for scheduler and servers.
+    clients : int
+        How many clients it starts.
     remote : bool
         Reached through a remote shell; its standard input is the control channel.
     """
@@ -75,12 +77,21 @@ class Process:
     env: Mapping[str, str]
     log: str
     client: Optional[int] = None
+    clients: int = 1
     remote: bool = False
 
 
 def plan(spec: JobSpec, site: Site) -> List[Process]:
     """Return the processes in the order of their start: scheduler, servers, clients."""
+    if spec.is_split:
+        return [_all_clients(spec, site)]
     return [*_center(spec, site), *(_client(spec, site, k) for k in range(spec.clients))]
+
+
+def _all_clients(spec: JobSpec, site: Site) -> Process:
+    """One MPI job, whose ranks find their clients themselves."""
+    first = _client(spec, site, 0)
+    return replace(first, name=f"clients 0 to {spec.clients - 1}", clients=spec.clients)
 
 
 def _center(spec: JobSpec, site: Site) -> List[Process]:
@@ -103,7 +114,7 @@ def _center_process(spec: JobSpec, site: Site, name: str, host: str) -> Process:
 
 def _client(spec: JobSpec, site: Site, client: int) -> Process:
     hosts = place_workers(spec.host_list, spec.workers)
-    mine = hosts[client * spec.client_size : (client + 1) * spec.client_size]
+    mine = [hosts[worker] for worker in _workers(spec, client)]
     name, log = f"client {client}", f"{site.job_dir}/logs/client{client}.log"
     env = {**_user_env(spec, site), **_settings(spec, site, client).environment()}
     if len(mine) > 1:
@@ -143,7 +154,13 @@ def _placed(spec: JobSpec, site: Site, process: Process) -> Process:
     argv = _wrapped(site, module, ["--control"], command)
     words = remote_argv(spec.remote_shell, process.host, site.cwd, process.env, argv)
     return Process(
-        process.name, process.host, tuple(words), process.env, process.log, process.client, True
+        process.name,
+        process.host,
+        tuple(words),
+        process.env,
+        process.log,
+        process.client,
+        remote=True,
     )
 
 
@@ -168,12 +185,19 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
     return replace(site.base, **values)
 
 
+def _workers(spec: JobSpec, client: int) -> range:
+    """The workers that are started together with `client`."""
+    if spec.is_split:
+        return range(spec.workers)
+    return range(client * spec.client_size, (client + 1) * spec.client_size)
+
+
 def _places(spec: JobSpec, site: Site, client: int) -> str:
     """Return place/workers of each rank, counted over all workers of the job on its machine."""
     machines = place_workers(spec.host_list, spec.workers)
-    ranks = range(client * spec.client_size, (client + 1) * spec.client_size)
     return ";".join(
-        f"{machines[:w].count(machines[w])}/{machines.count(machines[w])}" for w in ranks
+        f"{machines[:w].count(machines[w])}/{machines.count(machines[w])}"
+        for w in _workers(spec, client)
     )
 
 

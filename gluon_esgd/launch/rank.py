@@ -19,7 +19,7 @@ from ..settings import RANK_VARIABLES, Settings, read
 from . import proc
 from .relay import Relay, split_command
 
-__all__ = ["core_set", "main", "rank_of"]
+__all__ = ["core_set", "main", "place_of", "rank_of"]
 
 _CANNOT_RUN = 127
 _HELD_BYTES = 4096  # of the leader's unfinished line
@@ -28,6 +28,13 @@ _HELD_BYTES = 4096  # of the leader's unfinished line
 def rank_of(environ: Mapping[str, str]) -> int:
     """Return the rank that ``mpiexec`` announced, 0 without one."""
     return next((int(environ[name]) for name in RANK_VARIABLES if name in environ), 0)
+
+
+def place_of(settings: Settings, number: int) -> Tuple[int, int]:
+    """Return the client of rank `number` of its MPI job, and its rank there."""
+    if settings.is_split and settings.client_size is not None:
+        return divmod(number, settings.client_size)
+    return settings.client, number
 
 
 def core_set(cores: Sequence[int], place: int, workers: int) -> List[int]:
@@ -89,11 +96,11 @@ class _Output:
             pass  # nobody reads any more; the log still does
 
 
-def _bind(settings: Settings, rank: int) -> None:
+def _bind(settings: Settings, number: int) -> None:
     """Take this rank's cores and cap its threads, before the child starts any."""
     if settings.places is None:
         return
-    place, workers = (int(n) for n in settings.places.split(";")[rank].split("/"))
+    place, workers = (int(n) for n in settings.places.split(";")[number].split("/"))
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, core_set(cores, place, workers))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // workers)))
@@ -111,14 +118,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command after ``--`` as a rank; return its code, 128 + N for signal N."""
     proc.die_with_parent(signal.SIGTERM)
     flags, command = split_command(sys.argv[1:] if argv is None else argv)
-    settings, rank = read(), rank_of(os.environ)
-    folder = Path(settings.job_dir or ".")
-    name = f"client{settings.client}.rank{rank}"
-    _bind(settings, rank)
+    settings, number = read(), rank_of(os.environ)
+    folder, (client, rank) = Path(settings.job_dir or "."), place_of(settings, number)
+    name = f"client{client}.rank{rank}"
+    _bind(settings, number)
     os.environ["PYTHONUNBUFFERED"] = "1"
     for part in ("logs", "state"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    output = _Output(folder / "logs" / f"{name}.log", settings.client, rank)
+    output = _Output(folder / "logs" / f"{name}.log", client, rank)
     pid, code = _run(command, output, "--control" in flags, folder / "state" / f"{name}.start")
     output.finish()
     end = {"signal": proc.signal_name(-code)} if code < 0 else {"returncode": code}

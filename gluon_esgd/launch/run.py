@@ -58,7 +58,7 @@ def look_around(spec: JobSpec, environ: Mapping[str, str]) -> Site:
         job_dir=os.path.abspath(spec.job_dir or os.path.join(".esgd", name)),
         here=here,
         scheduler=_scheduler(spec, here) if spec.num_servers else None,
-        mpi=mpi.find(spec.mpiexec) if spec.client_size > 1 else None,
+        mpi=mpi.find(spec.mpiexec) if spec.needs_mpi else None,
         environ=environ,
         base=_user_settings(spec, environ),
     )

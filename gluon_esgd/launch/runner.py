@@ -158,7 +158,7 @@ class Runner:
         elif all(codes[child] == 0 for child in clients):
             self._ending.begin()
         elif not self._all_started:
-            self._look_for_missing(len(clients))
+            self._look_for_missing(sum(child.process.clients for child in clients))
 
     def _failed_child(self, codes: Mapping[Child, Optional[int]]) -> Optional[Failure]:
         for child, code in codes.items():
@@ -176,8 +176,10 @@ class Runner:
             self._fail(Failure(names, how, 1, time.time(), self._log_of(missing[0][0])))
 
     def _log_of(self, client: int) -> Optional[str]:
-        logs = (c.process.log for c in self._children if c.process.client == client)
-        return next(logs, None)
+        for process in (child.process for child in self._children):
+            if process.client is not None and 0 <= client - process.client < process.clients:
+                return process.log
+        return None
 
     def _drain(self) -> None:
         """Show what is still in the pipes, then give everything back."""

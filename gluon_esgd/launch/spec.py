@@ -25,7 +25,8 @@ class JobSpec:
     clients : int
         Number of clients; divides `workers`.
     servers : int, optional
-        Parameter servers; unset: 1 with several clients, else 0.
+        Parameter servers; unset: 1 with several clients, else 0. With 0 several clients are one
+        MPI job that its ranks split.
     rule, interval, alpha, beta, lazy
         Of the exchange between clients; unset: left to the trainer.
     compression : str, optional
@@ -92,6 +93,16 @@ class JobSpec:
         if self.servers is None:
             return 1 if self.clients > 1 else 0
         return self.servers
+
+    @property
+    def is_split(self) -> bool:
+        """Whether all clients are ranks of one MPI job, for lack of servers between them."""
+        return self.clients > 1 and self.num_servers == 0
+
+    @property
+    def needs_mpi(self) -> bool:
+        """Whether any process is started by ``mpiexec``."""
+        return self.client_size > 1 or self.is_split
 
     @property
     def host_list(self) -> Tuple[Host, ...]:

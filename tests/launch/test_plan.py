@@ -10,7 +10,7 @@ from gluon_esgd.launch.child import clean_environment
 from gluon_esgd.launch.hosts import parse_hosts
 from gluon_esgd.launch.mpi import Mpi
 from gluon_esgd.launch.plan import Site, plan
-from gluon_esgd.launch.rank import core_set
+from gluon_esgd.launch.rank import core_set, place_of
 from gluon_esgd.launch.run import look_around
 from gluon_esgd.launch.spec import JobSpec
 from gluon_esgd.settings import Settings, read
@@ -49,6 +49,37 @@ def test_one_client_is_one_mpi_job():
 def test_clients_of_one_rank_need_no_mpi():
     processes = plan(spec(2, 2), site(mpi=None))
     assert [list(p.argv) for p in processes if p.client is not None] == [RANK, RANK]
+
+
+@pytest.mark.parametrize(("workers", "clients"), [(8, 4), (2, 2)])
+def test_clients_without_a_server_are_one_mpi_job(workers, clients):
+    (job,) = plan(spec(workers, clients, servers=0), replace(site(), scheduler=None))
+    assert list(job.argv[:3]) == ["/bin/mpiexec", "-n", str(workers)]
+    assert list(job.argv[-len(RANK) :]) == RANK
+    assert (job.name, job.client, job.clients) == (f"clients 0 to {clients - 1}", 0, clients)
+    settings = read(job.env)
+    assert settings.is_split and settings.scheduler is None
+    assert (settings.client, settings.num_clients) == (0, clients)
+    assert (settings.client_size, settings.num_servers) == (workers // clients, 0)
+    assert settings.places == ";".join(f"{w}/{workers}" for w in range(workers))
+    ranks = [place_of(settings, number) for number in range(workers)]
+    size = workers // clients
+    assert ranks == [(k, r) for k in range(clients) for r in range(size)]
+
+
+def test_a_rank_of_a_client_that_is_a_job_of_its_own_is_what_mpi_says():
+    settings = read(plan(spec(4, 2), site())[-1].env)
+    assert not settings.is_split
+    assert [place_of(settings, number) for number in range(2)] == [(1, 0), (1, 1)]
+
+
+def test_a_split_job_on_several_hosts_passes_the_number_of_clients_on():
+    job = spec(4, 2, servers=0, hosts="a:2,b:2")
+    (client,) = plan(job, replace(site(OPENMPI, here=()), scheduler=None))
+    words = list(client.argv)
+    passed = {words[k + 1] for k, word in enumerate(words) if word == "-x"}
+    assert "GLUON_ESGD_NUM_CLIENTS" in passed and "a:2,b:2" in words
+    assert read(client.env).places == "0/2;1/2;0/2;1/2"
 
 
 def test_open_mpi_is_told_the_same_in_its_own_words():

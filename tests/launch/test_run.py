@@ -75,6 +75,43 @@ def test_a_killed_rank_is_named_with_its_signal_and_last_words(start, vendor):
     assert "  | ready 0 1" in job.err.decode()
 
 
+SPLIT = """
+from gluon_esgd import world
+w = world()
+said = w.leaders.allgather(w.worker_rank, "a test") if w.leaders is not None else None
+print("place", w.client, w.rank, w.size, said)
+"""
+
+
+@pytest.mark.mpi
+def test_clients_of_one_mpi_job_under_each_mpi(start, vendor):
+    mpi, python = vendor
+    job = start([*TWO_BY_TWO, "--servers", 0, "--mpiexec", mpi.mpiexec], py(SPLIT, python))
+    assert job.finish()[0] == 0, job.err
+    lines = sorted(line for line in job.out.decode().splitlines() if "place" in line)
+    assert lines == [
+        "[client 0 rank 1] place 0 1 2 None",
+        "[client 1 rank 0] place 1 0 2 [0, 2]",
+        "[client 1 rank 1] place 1 1 2 None",
+        "place 0 0 2 [0, 2]",
+    ]
+    logs = {path.name for path in Path(job.dir, "logs").iterdir()}
+    assert logs == {"client0.log", *(f"client{k}.rank{r}.log" for k in (0, 1) for r in (0, 1))}
+    assert job.state("client1.rank1.exit")["returncode"] == 0
+
+
+@pytest.mark.mpi
+def test_a_killed_rank_of_a_split_job_is_named_by_client(start, vendor):
+    code = SPLIT + "import os; print('ready', os.getpid()); import time; time.sleep(600)"
+    job = start([*TWO_BY_TWO, "--servers", 0, "--mpiexec", vendor[0].mpiexec], py(code, vendor[1]))
+    job.wait_for("ready", 4)
+    os.kill(job.state("client1.rank0.start")["pid"], signal.SIGKILL)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (137, True)
+    assert "client 1 rank 0 (pid" in job.err.decode() and "failed: SIGKILL" in job.err.decode()
+    assert f"log: {job.dir}/logs/client1.rank0.log" in job.err.decode()
+
+
 @pytest.mark.mpi
 def test_a_rank_killed_inside_mpi_leaves_no_shared_memory(start, vendor):
     mpi, python = vendor
@@ -202,6 +239,18 @@ def test_who_has_not_started_in_time_is_named(start, tmp_path):
     code, took = job.finish()
     assert (code, took < LIMIT_S) == (1, True)
     says = "client 0 rank 1, client 0 rank 2 failed: not started within 2 s"
+    assert says in job.err.decode()
+
+
+def test_who_of_a_split_job_has_not_started_is_named_by_client(start, tmp_path):
+    half = tmp_path / "mpiexec"
+    half.write_text(HALF_AN_MPI)
+    half.chmod(0o755)
+    split = [*TWO_BY_TWO, "--servers", 0, "--start-timeout", 2, "--mpiexec", half]
+    job = start(split, py(WAIT))
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (1, True)
+    says = "client 0 rank 1, client 1 rank 0, client 1 rank 1 failed: not started within 2 s"
     assert says in job.err.decode()
 
 

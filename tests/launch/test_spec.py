@@ -39,6 +39,13 @@ def test_one_client_may_have_servers():
     assert spec("-n", "1", "--servers", "2").num_servers == 2
 
 
+def test_without_a_server_several_clients_are_one_mpi_job():
+    job = spec("-n", "4", "--clients", "4", "--servers", "0", "--rule", "sgd")
+    assert (job.num_servers, job.is_split, job.needs_mpi) == (0, True, True)
+    apart = spec("-n", "4", "--clients", "4")
+    assert (apart.is_split, apart.needs_mpi) == (False, False)
+
+
 def test_the_commands_own_flags_are_left_alone():
     command = ("--", "python3", "train.py", "--lr", "0.1", "-n", "7", "--", "--env")
     assert spec("-n", "1", command=command).command == command[1:]
@@ -64,7 +71,12 @@ def test_all_flags_arrive():
         ("-n 4 --clients 3", "--clients 3 must divide -n 4"),
         ("-n 4 --clients 0", "--clients 0 must be at least 1"),
         ("-n 4 --servers -1", "--servers -1 must be at least 0"),
-        ("-n 4 --clients 2 --servers 0", "--servers 0 with 2 clients"),
+        (
+            "-n 4 --clients 2 --servers 0 --rule asgd",
+            "--servers 0 with --rule asgd and 2 clients: asynchronous clients need a server",
+        ),
+        ("-n 2 --clients 2 --servers 0 --mpiexec /nowhere/mpiexec", "'/nowhere/mpiexec' is not a"),
+        ("-n 1 --env GLUON_ESGD_NUM_CLIENTS=2", "NUM_CLIENTS: set by the launcher itself"),
         ("-n 4 --rule easgd", "--rule easgd must be one of sgd, asgd, esgd"),
         ("-n 4 --compression 2bit", "--compression 2bit must be fp16"),
         ("-n 4 --rule sgd --interval 2", "--interval 2 with --rule sgd"),

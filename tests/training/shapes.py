@@ -11,8 +11,18 @@ ANY_RANKS = pytest.mark.parametrize(
     [
         pytest.param(Shape(2), marks=pytest.mark.mpi),
         pytest.param(Shape(3), marks=pytest.mark.mpi),
+        pytest.param(Shape(4, 2, 0, "esgd"), marks=pytest.mark.mpi),
         pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
         pytest.param(Shape(4, 2, 2, "sgd"), marks=pytest.mark.servers),
     ],
     ids=label,
 )
+
+_ESGD = [
+    pytest.param(Shape(4, 2, 0, "esgd"), marks=pytest.mark.mpi),
+    pytest.param(Shape(4, 2, 1, "esgd"), marks=pytest.mark.servers),
+]
+_ASGD = pytest.param(Shape(4, 2, 1, "asgd"), marks=pytest.mark.servers)
+
+ESGD = pytest.mark.parametrize("shape", _ESGD, ids=label)
+ESGD_ASGD = pytest.mark.parametrize("shape", [*_ESGD, _ASGD], ids=label)

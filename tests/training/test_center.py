@@ -11,7 +11,7 @@ from mxnet import gluon
 
 from ..pool import Pools, Shape
 from .problems import batches, digest, flat, make_trainer, network, own_share, train_step
-from .shapes import ANY_RANKS
+from .shapes import ANY_RANKS, ESGD, ESGD_ASGD
 
 
 class _Normed(gluon.nn.HybridSequential):
@@ -29,7 +29,7 @@ def _center() -> Tuple[np.ndarray, float, bool, str]:
 
     net = _Normed()
     net.initialize()
-    trainer = make_trainer(net, **({"interval": 4} if world().settings.num_servers else {}))
+    trainer = make_trainer(net, **({"interval": 4} if world().num_clients > 1 else {}))
     random = np.random.RandomState(world().worker_rank)
     probe = mx.nd.array(np.random.RandomState(5).randn(7, 6))
     for _ in range(10):
@@ -71,7 +71,7 @@ def _frozen() -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     layers = list(net._children.values())
     layers[0].weight.grad_req = "null"
     layers[0].bias.lr_mult = 0
-    trainer = make_trainer(net, **({"interval": 2} if world().settings.num_servers else {}))
+    trainer = make_trainer(net, **({"interval": 2} if world().num_clients > 1 else {}))
     for x, y in zip(*batches()):
         train_step(net, trainer, own_share(x), own_share(y))
     trainer.finish()
@@ -104,8 +104,7 @@ def _short_run() -> Tuple[int, float]:
     return trainer.counters.exchanges, moved
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+@ESGD
 def test_a_run_shorter_than_the_interval_has_a_center(pools: Pools, shape: Shape) -> None:
     for exchanges, moved in pools.get(shape).run(_short_run):
         assert exchanges == 1 and moved > 0
@@ -125,10 +124,7 @@ def _reset() -> Tuple[float, float]:
     return float(center.min()), float(center.max())
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize(
-    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")], ids=["esgd", "asgd"]
-)
+@ESGD_ASGD
 def test_reset_center_takes_the_loaded_weights(pools: Pools, shape: Shape) -> None:
     for low, high in pools.get(shape).run(_reset):
         assert low == pytest.approx(0.25, abs=1e-6) and high == pytest.approx(0.25, abs=1e-6)
@@ -182,8 +178,7 @@ def _half_precision() -> Tuple[float, float, float]:
     return float(own.mean()), float(master.mean()), center
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+@ESGD
 def test_exchanges_move_masters_of_half_precision_weights(pools: Pools, shape: Shape) -> None:
     results = pools.get(shape).run(_half_precision)
     for own, master, center in results:
@@ -267,10 +262,7 @@ def _lost_to_nan() -> Tuple[bool, bool]:
     return bool(np.isfinite(flat(net)).all()), center
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize(
-    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")], ids=["esgd", "asgd"]
-)
+@ESGD_ASGD
 def test_a_client_lost_to_nan_does_not_take_the_center_with_it(pools: Pools, shape: Shape) -> None:
     results = pools.get(shape).run(_lost_to_nan)
     assert [own for own, _ in results] == [True, True, False, False]
@@ -337,8 +329,7 @@ def _frozen_in_flight() -> Tuple[float, float]:
         return own, float(param.data().mean().asscalar())
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+@ESGD
 def test_freezing_between_snapshot_and_application_loses_nothing(
     pools: Pools, shape: Shape
 ) -> None:

@@ -13,8 +13,9 @@ import mxnet as mx
 import pytest
 from mxnet import gluon
 
-from ..pool import Shape, run_once
+from ..pool import Shape, label, run_once
 from .problems import batches, network, train_step
+from .shapes import ESGD
 from .telling import fail_at_step_3, train_and_tell, worker_rank
 
 PURE = pytest.mark.mpi
@@ -79,9 +80,9 @@ def ends_without_finish() -> None:
         time.sleep(0.5)  # ranks need not end at the same moment
 
 
-@pytest.mark.servers
-def test_a_clean_end_makes_the_last_exchange() -> None:
-    ended = run_once(Shape(4, 2, 1, "esgd"), ends_without_finish)
+@ESGD
+def test_a_clean_end_makes_the_last_exchange(shape: Shape) -> None:
+    ended = run_once(shape, ends_without_finish)
     assert ended.code == 0, ended.output
     assert sorted(re.findall(r"worker (\d) made (\d)", ended.output)) == [
         (str(worker), "1") for worker in range(4)
@@ -184,7 +185,8 @@ def finalizes_mpi() -> None:
 
 
 @PURE
-def test_mpi_finalized_before_the_end_is_said() -> None:
-    ended = run_once(Shape(2), finalizes_mpi, timeout=30)
+@pytest.mark.parametrize("shape", [Shape(2), Shape(2, 2, 0, "esgd")], ids=label)
+def test_mpi_finalized_before_the_end_is_said(shape: Shape) -> None:
+    ended = run_once(shape, finalizes_mpi, timeout=60)
     assert ended.code != 0
     assert "call trainer.finish() before MPI.Finalize()" in ended.output

@@ -15,6 +15,9 @@ ACROSS = [
     Shape(2, clients=2, servers=1, rule="sgd"),
     Shape(3, clients=3, servers=2, rule="sgd"),
     Shape(4, clients=2, servers=2, rule="sgd"),
+    Shape(3, clients=3, rule="sgd"),
+    Shape(4, clients=2, rule="sgd"),
+    Shape(4, clients=2, rule="sgd", python=OPEN_MPI_PYTHON),
 ]
 OPTIMIZERS: Dict[str, Dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
@@ -65,12 +68,16 @@ CENTERED = [
     ("sgd", Shape(4, 2, 2, "sgd"), {}),
     ("esgd", Shape(2, 1, 1, "esgd"), {"interval": 4}),
     ("esgd", Shape(4, 2, 1, "esgd", python=OPEN_MPI_PYTHON), {"interval": 4}),
+    ("esgd", Shape(3, 3, 0, "esgd"), {"interval": 2, "lazy": 0}),
+    ("esgd", Shape(4, 2, 0, "esgd"), {"interval": 8, "lazy": 3}),
+    ("sgd", Shape(4, 2, 0, "sgd"), {}),
+    ("esgd", Shape(4, 2, 0, "esgd", python=OPEN_MPI_PYTHON), {"interval": 4}),
 ]
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize(
-    ("rule", "shape", "settings"), CENTERED, ids=[label(s) for _, s, _ in CENTERED]
+    ("rule", "shape", "settings"),
+    [pytest.param(*case, marks=_marks(case[1]), id=label(case[1])) for case in CENTERED],
 )
 def test_rules_reach_the_minimum_of_a_convex_problem(
     pools: Pools, rule: str, shape: Shape, settings: Dict[str, Any]

@@ -106,9 +106,15 @@ def one_client_fails() -> None:
     train_and_tell(20, lambda i, trainer: mx.nd.waitall())
 
 
-@pytest.mark.servers
-def test_under_sgd_the_other_clients_learn_of_an_error_at_once() -> None:
-    ended = run_once(Shape(2, 2, 1, "sgd"), one_client_fails)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape(2, 2, 0, "sgd"), marks=PURE, id="split"),
+        pytest.param(Shape(2, 2, 1, "sgd"), marks=pytest.mark.servers, id="servers"),
+    ],
+)
+def test_under_sgd_the_other_clients_learn_of_an_error_at_once(shape: Shape) -> None:
+    ended = run_once(shape, one_client_fails)
     assert ended.code != 0 and ended.seconds < 40
     assert re.search(r"worker 0 raised CollectiveError: .*no room for the bucket", ended.output)
     assert re.search(

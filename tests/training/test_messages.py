@@ -140,6 +140,13 @@ def test_devices_are_reduced_where_there_is_only_a_server(shared: job_module.Job
     [
         ({"client": 2, "num_clients": 2}, {}, "client number 2 is not below the number of clients"),
         ({"client_size": 4}, {}, "started as one of 4 ranks, but MPI sees 1"),
+        ({"num_clients": 4}, {}, "NUM_CLIENTS=4 splits .* no mpirun .* start with `mpirun -n 8 "),
+        ({"client": 1, "num_clients": 2}, {}, "NUM_CLIENTS=2 with .*CLIENT=1 means clients that"),
+        (
+            {"num_clients": 2, "client_size": 2},
+            {"PMI_RANK": "0"},
+            "started as one of 4 ranks, but MPI sees 1",
+        ),
     ],
 )
 def test_worlds_that_cannot_be(

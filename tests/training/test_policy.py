@@ -19,6 +19,7 @@ def _settings(**more: Any) -> Settings:
     return Settings(**{"num_clients": 4, "num_servers": 1, "scheduler": "127.0.0.1:9", **more})
 
 
+SPLIT = {"num_servers": 0, "scheduler": None}
 CASES = [
     ({}, SGD, "device", {}, ("esgd", 64, 0.225, 1)),
     ({}, SGD, "dist_sync", {}, ("sgd", 1, 0.225, 1)),
@@ -36,6 +37,8 @@ CASES = [
     ({"rule": "sgd"}, SGD, "device", {"interval": 64, "lazy": 4}, ("sgd", 1, 0.225, 4)),
     ({"rule": "sgd"}, mx.optimizer.create("ftrl", beta=5), "device", {}, ("sgd", 1, 0.225, 1)),
     ({}, SGD, "device", {"interval": 8.0}, ("esgd", 8, 0.225, 1)),
+    (SPLIT, SGD, "device", {}, ("esgd", 64, 0.225, 1)),
+    (SPLIT, SGD, "dist_sync", {}, ("sgd", 1, 0.225, 1)),
 ]
 
 
@@ -52,6 +55,9 @@ def test_precedence(
     ("settings", "optimizer", "given", "message"),
     [
         ({"num_servers": 0}, SGD, {}, "4 clients need a server"),
+        ({**SPLIT, "rule": "asgd"}, SGD, {}, "'asgd' is asynchronous, which needs a server, and "),
+        (SPLIT, SGD, {"rule": "asgd"}, "the 4 clients .* have none: start with .* --servers 1"),
+        (SPLIT, SGD, {"alpha": 0.41}, "alpha=0.41 must lie between 0 and"),
         ({"alpha": 0.5}, SGD, {}, r"alpha=0.5 .* 2 / \(1 \+ num_clients\) = 0.4 for 4 clients"),
         ({}, SGD, {"beta": 3.0}, "alpha=0.75 must lie"),
         ({}, SGD, {"interval": 4, "lazy": 5}, "lazy=5 must not be above interval=4"),

@@ -11,7 +11,7 @@ from mxnet import gluon
 
 from ..pool import Pools, Shape
 from .problems import batches, digest, flat, make_trainer, network, own_share, train_step
-from .shapes import ANY_RANKS
+from .shapes import ANY_RANKS, ESGD, ESGD_ASGD
 
 
 def _deferred() -> Tuple[str, str]:
@@ -50,8 +50,7 @@ def _first_step() -> Tuple[np.ndarray, np.ndarray]:
     return before, after
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=["esgd"])
+@ESGD
 def test_a_client_that_took_the_center_drops_its_first_gradient(pools: Pools, shape: Shape) -> None:
     results = pools.get(shape).run(_first_step)
     seed = results[0][0]
@@ -212,10 +211,7 @@ def _replicas(rule: str) -> List[str]:
     return [*seen, digest(net)]
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize(
-    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")], ids=["esgd", "asgd"]
-)
+@ESGD_ASGD
 def test_replicas_have_the_same_bits_after_every_step(pools: Pools, shape: Shape) -> None:
     results = pools.get(shape).run(_replicas, shape.rule)
     assert results[0] == results[1] and results[2] == results[3]
@@ -226,7 +222,7 @@ def _two_trainers() -> List[str]:
     from gluon_esgd import ElasticTrainer, world
 
     nets = network(seed=1), network(seed=2, hidden=8)
-    interval = {"interval": 3} if world().settings.num_servers else {}
+    interval = {"interval": 3} if world().num_clients > 1 else {}
     trainers = [
         ElasticTrainer(nets[0].collect_params(), "sgd", {"learning_rate": 0.1}, **interval),
         ElasticTrainer(nets[1].collect_params(), "adam", {"learning_rate": 0.01}),
