@@ -9,7 +9,7 @@ import numpy as np
 from ..optim.elastic import elastic_difference, weight_change
 from .layout import CARRIED, MOVED
 
-__all__ = ["center_difference", "distance_to"]
+__all__ = ["center_difference", "distance_to", "is_finite"]
 
 Span = Tuple[int, int, int]
 
@@ -22,7 +22,7 @@ def center_difference(
     spans: Sequence[Span],
     out: np.ndarray,
 ) -> None:
-    """Put into `out` what client `x` adds to the center; zeros where its weights are lost.
+    """Put into `out` what client `x` adds to the center; not finite where its weights are lost.
 
     Parameters
     ----------
@@ -44,8 +44,11 @@ def center_difference(
             weight_change(x[here], center[here], out=out[here])
         else:
             elastic_difference(x[here], center[here], alpha, out=out[here])
-    if not np.isfinite(np.dot(out, out)):
-        out[:] = 0  # the center takes nothing from weights that are lost
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """Whether all of `vector` is finite, and not so large that its square is not."""
+    return bool(np.isfinite(np.dot(vector, vector)))
 
 
 def distance_to(center: np.ndarray, x: np.ndarray, spans: Sequence[Span]) -> float:

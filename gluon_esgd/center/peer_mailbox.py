@@ -21,7 +21,7 @@ from ..collectives import Plan, plan, shared_array
 from ..communicator import Communicator
 from ..errors import CenterError, CollectiveError
 from ..optim.outer import Outer, outer_update
-from .difference import center_difference, distance_to
+from .difference import center_difference, distance_to, is_finite
 from .layout import check_out, checked_kinds, chunk_range, kind_spans
 
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ class PeerMailbox:
         with np.errstate(all="ignore"):  # from weights that are lost; the distance tells
             self.distance = distance_to(center, x, spans)
             center_difference(rule, alpha, x, center, spans, out=x)
+            if not is_finite(x):
+                x[:] = 0  # the center takes nothing from weights that are lost
         np.negative(x, out=self._shift)
         self._sum(0, x.size, f"exchange {self.center_version} of '{self.name}'")
         self._move_center()

@@ -20,7 +20,7 @@ from ..optim import Outer
 from ..optim.elastic import weight_change
 from . import contract as contracts
 from . import pslite
-from .difference import center_difference, distance_to
+from .difference import center_difference, distance_to, is_finite
 from .keys import PLAIN, STEP, Keys
 from .layout import CARRIED, kind_spans
 from .memory import Memory
@@ -39,10 +39,6 @@ def _acknowledged(arrays: Sequence[Any]) -> None:
     """Wait until the servers have answered the pushes that read `arrays`."""
     for array in arrays:
         mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
-
-
-def _is_finite(vector: np.ndarray) -> bool:
-    return bool(np.isfinite(np.dot(vector, vector)))
 
 
 class Store:
@@ -154,7 +150,7 @@ class StoredVector:
             np.copyto(memory.buffers[1 - target], memory.buffers[target])
             memory.set_center(memory.version, 1 - target)
         route.pull(target)
-        if route is not self._center and not _is_finite(memory.buffers[target]):
+        if route is not self._center and not is_finite(memory.buffers[target]):
             return self.pull()  # half floats do not hold this center
         memory.set_center(memory.version + 1, target)
         return target
@@ -194,14 +190,14 @@ class StoredVector:
         x, out = self._memory.x, self._memory.buffers[free]
         center_difference(rule, alpha, x, center, spans, out)
         self._steps.round(free)  # the client takes away what the servers add
-        if not _is_finite(out):
+        if not is_finite(out):
             out[:] = 0  # the center takes nothing from weights that are lost
             return []
         return self._steps.push(free)
 
     def _measure(self, center: np.ndarray, spans: Sequence[Span], pushed: bool) -> None:
-        gap = distance_to(center, self._memory.x, spans)
-        self._memory.distance = gap if pushed else np.inf
+        distance = distance_to(center, self._memory.x, spans)
+        self._memory.distance = distance if pushed else float("inf")
 
     def seed(self, seeder: bool) -> None:
         """Make the seeder's x the center, once the clients' contracts are found equal.

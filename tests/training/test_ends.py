@@ -13,7 +13,7 @@ import mxnet as mx
 import pytest
 from mxnet import gluon
 
-from ..pool import Shape, run_once
+from ..pool import Shape, label, run_once
 from .problems import batches, network, train_step
 from .shapes import ESGD
 from .telling import fail_at_step_3, train_and_tell, worker_rank
@@ -185,7 +185,8 @@ def finalizes_mpi() -> None:
 
 
 @PURE
-def test_mpi_finalized_before_the_end_is_said() -> None:
-    ended = run_once(Shape(2), finalizes_mpi, timeout=30)
+@pytest.mark.parametrize("shape", [Shape(2), Shape(2, 2, 0, "esgd")], ids=label)
+def test_mpi_finalized_before_the_end_is_said(shape: Shape) -> None:
+    ended = run_once(shape, finalizes_mpi, timeout=60)
     assert ended.code != 0
     assert "call trainer.finish() before MPI.Finalize()" in ended.output
