@@ -140,10 +140,10 @@ def _resolve(value: Any) -> Any:
     if not isinstance(value, _Inert):
         raise CannotSay(f"a {type(value).__name__}")
     module, name = value.path
-    if module.startswith("mxnet.") and name in ("NDArray", "ndarray"):
+    if module.startswith("mxnet.") and name.lower().endswith("ndarray"):
         raw = value.state.get("handle") if isinstance(value.state, dict) else None
-        return _array(_bytes(raw), "nd" if name == "NDArray" else "np")
-    if module.startswith("numpy") and name in ("scalar", "_reconstruct"):
+        return _array(_bytes(raw), "np" if name == "ndarray" else "nd")
+    if module.startswith("numpy") and name in ("scalar", "_reconstruct", "_frombuffer"):
         return _numpy(value)
     if (module, name) == ("collections", "OrderedDict"):
         return {_resolve(key): _resolve(item) for key, item in value.items}
@@ -179,9 +179,13 @@ def _numpy(value: _Inert) -> Array:
         if value.path[1] == "scalar":
             dtype, raw = value.args
             return Array(np.frombuffer(_bytes(raw), _dtype(dtype), 1).reshape(()), "scalar")
-        _, shape, dtype, fortran, raw = value.state
+        if value.path[1] == "_frombuffer":
+            raw, dtype, shape, order = value.args
+        else:
+            _, shape, dtype, fortran, raw = value.state
+            order = "F" if fortran else "C"
         flat = np.frombuffer(_bytes(raw), _dtype(dtype))
-        return Array(flat.reshape(shape, order="F" if fortran else "C"), "numpy")
+        return Array(flat.reshape(shape, order=order), "numpy")
     except (ValueError, TypeError):
         raise CannotSay("an array of numpy's in a form that is not known") from None
 

@@ -192,9 +192,8 @@ def _check_states(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # half floats: said when it makes its own
-                wanted = shapes(
-                    like.create_state_multi_precision(index, params[index].list_data()[0])
-                )
+                weight = params[index]._data[0]
+                wanted = shapes(like.create_state_multi_precision(index, weight))
             found = shapes(state)
         except mx.base.MXNetError as error:
             raise ValueError(f"{name}: state of parameter {index}: {error}") from error

@@ -121,8 +121,8 @@ def shapes(value: Any, path: Tuple[Any, ...] = ()) -> Dict[Tuple[Any, ...], Tupl
     own: Optional[Tuple[int, ...]] = None
     if isinstance(value, Array):
         own = value.host.shape if value.kind in ("nd", "np") else None
-    elif isinstance(value, mx.nd.NDArray):
-        own = value.shape
+    elif isinstance(value, (mx.nd.NDArray, Sparse)):
+        own = live(value, mx.cpu()).shape
     if own is not None:
         return {path: own}
     if isinstance(value, dict):
