@@ -307,7 +307,8 @@ class Replica:
         """Go on from a states file, see `ElasticTrainer.load_states`; waits."""
         self._job.lane.wait()
         states, own = load_together(self._world, fname, self._optimizer, self._params)
-        put_in_place(states, self._optimizer, self._updaters, self._params, scaler)
+        trainer = self._optimizer, self._updaters, self._params, scaler
+        put_in_place(states, *trainer, aloud=self._world.is_leader)
         updates = self._optimizer.num_update
         position = states.position or Position(updates, updates)
         self._step = position.step

@@ -36,8 +36,14 @@ def load_alone(trainer: gluon.Trainer, fname: str) -> None:
     with open(fname, "rb") as file:
         states = decode(file.read(), str(fname))
     check(states, trainer._optimizer, trainer._params, str(fname))
-    apply(states, trainer._optimizer, updaters, trainer._params)
-    _apply_scaler(states, getattr(trainer, "_amp_loss_scaler", None))
+    put_in_place(
+        states,
+        trainer._optimizer,
+        updaters,
+        trainer._params,
+        getattr(trainer, "_amp_loss_scaler", None),
+        aloud=True,
+    )
 
 
 def save_together(
@@ -119,13 +125,15 @@ def put_in_place(
     updaters: Sequence[Updater],
     params: Sequence[Parameter],
     scaler: Any,
+    aloud: bool,
 ) -> None:
-    """Put loaded `states` into a trainer's optimizer, updaters and loss scaler (None: none)."""
-    apply(states, optimizer, updaters, params)
-    _apply_scaler(states, scaler)
+    """Put loaded `states` into a trainer's optimizer, updaters and loss scaler (None: none).
 
-
-def _apply_scaler(states: States, scaler: Any) -> None:
+    With `aloud` what the user should know about it is logged.
+    """
+    for remark in apply(states, optimizer, updaters, params):
+        if aloud:
+            _log.warning("%s", remark)
     if scaler is not None and states.scaler is not None:
         for name in _SCALER:
             setattr(scaler, name, states.scaler[name])

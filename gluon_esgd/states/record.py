@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence
@@ -16,8 +15,6 @@ from mxnet.optimizer import Optimizer, Updater
 from .values import Array, CannotSay, live, plain, plain_items, shapes
 
 __all__ = ["Position", "Scheduler", "States", "apply", "check", "collect"]
-
-_log = logging.getLogger(__name__)
 
 # Not of the optimizer alone: the trainer's parameters, what each step sets, an alias of a row.
 _NOT_SAID = ("param_dict", "rescale_grad", "lr_scheduler", "_index_update_count")
@@ -64,7 +61,7 @@ class States:
     scheduler : dict or None
         Its learning rate scheduler: module, name, attributes.
     left_out : list of str
-        Attributes that a file of ``gluon.Trainer`` has and that are not loaded.
+        Attributes of the optimizer that are neither of these, and not loaded.
     shapes : list of list of int, optional
         Of the trainer's parameters.
     scaler : dict, optional
@@ -102,10 +99,13 @@ def collect(optimizer: Optimizer, updater: Updater) -> States:
                 f"optimizer {type(optimizer).__name__!r} keeps {error} in its state of parameter "
                 f"{index}, which a states file does not hold: only numbers and dense arrays"
             ) from None
+    own = {name: value for name, value in vars(optimizer).items() if name not in _NOT_SAID}
+    attributes = plain_items(own)
     return States(
         states=states,
         optimizer=type(optimizer).__name__,
-        attributes=plain_items({k: v for k, v in vars(optimizer).items() if k not in _NOT_SAID}),
+        attributes=attributes,
+        left_out=[name for name in own if name not in attributes],
         scheduler=_collect_scheduler(optimizer.lr_scheduler),
     )
 
@@ -212,7 +212,7 @@ def apply(
     optimizer: Optimizer,
     updaters: Sequence[Updater],
     params: Sequence[Parameter],
-) -> None:
+) -> List[str]:
     """Put checked `states` into a trainer's optimizer, the same object, and its updaters.
 
     Parameters
@@ -222,6 +222,11 @@ def apply(
     updaters : sequence of Updater
         One for each device; all take the same states.
     params : sequence of Parameter
+
+    Returns
+    -------
+    list of str
+        What the user should know about it.
     """
     for number, updater in enumerate(updaters):
         updater.states = {
@@ -230,17 +235,18 @@ def apply(
         }
         updater.states_synced = dict.fromkeys(updater.states, False)
     if states.optimizer is None:
-        return
+        return []
     ctx = params[0].list_ctx()[0] if params else mx.cpu()
     kept = {k: v for k, v in states.attributes.items() if k not in _NOT_SAID}
     vars(optimizer).update(live(kept, ctx))
     _apply_counts(optimizer, params)
-    _apply_scheduler(states.scheduler, optimizer, ctx)
+    remarks = _apply_scheduler(states.scheduler, optimizer, ctx)
     if states.left_out:
-        _log.warning(
-            "attributes of the optimizer that a states file does not hold stay as they are: %s",
-            ", ".join(states.left_out),
+        remarks.append(
+            "attributes of the optimizer that a states file does not hold stay as they are: "
+            + ", ".join(states.left_out)
         )
+    return remarks
 
 
 def _apply_counts(optimizer: Optimizer, params: Sequence[Parameter]) -> None:
@@ -253,18 +259,16 @@ def _apply_counts(optimizer: Optimizer, params: Sequence[Parameter]) -> None:
     optimizer._set_current_context(devices[0])
 
 
-def _apply_scheduler(scheduler: Scheduler, optimizer: Optimizer, ctx: mx.Context) -> None:
+def _apply_scheduler(scheduler: Scheduler, optimizer: Optimizer, ctx: mx.Context) -> List[str]:
     own = optimizer.lr_scheduler
     if scheduler is None:
-        if own is not None:
-            _log.warning(
-                "the file was written without a learning rate scheduler: the trainer's %s is "
-                "taken away, as gluon.Trainer does",
-                type(own).__name__,
-            )
         optimizer.lr_scheduler = None
-        return
+        return [] if own is None else [
+            "the file was written without a learning rate scheduler: the trainer's "
+            f"{type(own).__name__} is taken away, as gluon.Trainer does"
+        ]  # fmt: skip
     if not _fits(scheduler, optimizer):
         kind = _scheduler_class(scheduler)
         own = optimizer.lr_scheduler = kind.__new__(kind)
     getattr(own, "__dict__", {}).update(live(scheduler["attributes"], ctx))
+    return []

@@ -239,9 +239,7 @@ def _own(value: float) -> OwnOptimizer:
 
 
 @pytest.mark.parametrize("protocol", [*range(pickle.HIGHEST_PROTOCOL + 1), None])
-def test_attributes_come_back_whatever_wrote_them(
-    protocol: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attributes_come_back_whatever_wrote_them(protocol: Any, tmp_path: Path) -> None:
     updater = mx.optimizer.get_updater(_own(0.5))
     updater.optimizer.endless = float("inf")
     updater(0, mx.nd.ones((2,)), mx.nd.ones((2,)))
@@ -257,7 +255,7 @@ def test_attributes_come_back_whatever_wrote_them(
     param = gluon.Parameter("p", shape=(2,))
     param.initialize()
     check(states, optimizer, [param], "f")
-    apply(states, optimizer, [other], [param])
+    said = apply(states, optimizer, [other], [param])
     assert optimizer.table == {"a": [0.5, (2.5, None)], 3: True}
     assert optimizer.half == np.float16(0.5) and type(optimizer.half) is np.float16
     np.testing.assert_array_equal(optimizer.vector, 5 * np.arange(6).reshape(2, 3).T)
@@ -267,10 +265,9 @@ def test_attributes_come_back_whatever_wrote_them(
     assert (optimizer.lr, optimizer.num_update) == (0.5, 1)
     np.testing.assert_array_equal(other.states[0].asnumpy(), updater.states[0].asnumpy())
     assert optimizer.helper is helper
-    said = [r.getMessage() for r in caplog.records]
-    assert said == ([] if protocol is None else [
+    assert said == [
         "attributes of the optimizer that a states file does not hold stay as they are: helper"
-    ])  # fmt: skip
+    ]
 
 
 def test_arrays_of_any_type_and_shape_survive() -> None:
