@@ -165,14 +165,21 @@ def _two_clients(folder: str, case: str) -> Dict[str, Any]:
     resumed = make(case, again, 0.9, interval=INTERVAL)
     load(again, resumed, folder)
     center = seen_center(again, resumed)
+    mailbox = resumed._replica._exchange._mailbox
+    base = None if mailbox is None else mailbox.base
     kept = flat(again).tobytes() == own.tobytes() and momentum(resumed) == remembered
     train(again, resumed, SAVED, SAVED + 1)
+    after = flat(again)
+    train(again, resumed, SAVED + 1, SAVED + INTERVAL)
+    load(again, resumed, folder)  # the same trainer, with an exchange in flight
+    back = seen_center(again, resumed) == center and flat(again).tobytes() == own.tobytes()
     return {
-        "kept": kept,
+        "kept": kept and back and momentum(resumed) == remembered,
         "own": own,
         "center": center,
-        "after a step": flat(again),
+        "after a step": after,
         "step": resumed._replica._step,
+        "base": base,
     }
 
 
@@ -195,15 +202,22 @@ def test_two_clients_go_on_each_with_its_own(pools: Pools, rule: str, tmp_path: 
     from gluon_esgd.states import decode
 
     results = pools.get(Shape(4, 2, 1, rule)).run(_two_clients, str(tmp_path), "momentum")
-    center = decode((tmp_path / "states").read_bytes(), "states").position.center.host
+    positions = [
+        decode((tmp_path / name).read_bytes(), name).position
+        for name in ("states", "states.client1")
+    ]
+    center = positions[0].center.host
     for worker, result in enumerate(results):
-        assert result["kept"] and result["step"] == SAVED + 1
+        assert result["kept"] and result["step"] == SAVED
         # The order of the network is that of the trainer here.
         assert sorted(np.frombuffer(result["center"], "f")) == sorted(center)
         np.testing.assert_allclose(
             result["after a step"], _alone(str(tmp_path), worker // 2), rtol=1e-5, atol=1e-6
         )
     assert (results[0]["own"] != results[2]["own"]).any()
+    if rule == "asgd":  # each counts on from the center that it took, not from the one there is
+        for position, result in zip(positions, results[::2]):
+            np.testing.assert_array_equal(result["base"], position.base.host)
 
 
 def _rounds(folder: str, replaced: bool) -> Tuple[np.ndarray, np.ndarray, bytes]:
@@ -677,7 +691,8 @@ def _cannot_save(folder: str) -> List[Tuple[str, str]]:
     odd = ElasticTrainer(net.collect_params(), _Talkative(learning_rate=0.1))
     train(net, odd, 0, 1)
     said = []
-    for each, name in ((trainer, os.path.join("nowhere", "states")), (odd, "states")):
+    os.makedirs(os.path.join(folder, "taken", "inside"), exist_ok=True)
+    for each, name in ((trainer, "nowhere/states"), (trainer, "taken"), (odd, "states")):
         try:
             each.save_states(os.path.join(folder, name))
         except (ValueError, OSError) as error:
@@ -692,13 +707,14 @@ def test_what_cannot_be_saved_is_said_on_all_ranks(pools: Pools, tmp_path: Path)
     nowhere = tmp_path / "nowhere" / "states"
     assert results[0] == results[1] == [
         ("FileNotFoundError", f"[Errno 2] No such file or directory: '{nowhere}'"),
+        ("IsADirectoryError", f"[Errno 21] Is a directory: '{tmp_path / 'taken'}'"),
         (
             "ValueError",
             "optimizer '_Talkative' keeps a set in its state of parameter 0, which a states file "
             "does not hold: only numbers and dense arrays",
         ),
     ]  # fmt: skip
-    assert [path.name for path in tmp_path.iterdir()] == ["good"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "taken"]
 
 
 def _around_the_center(folder: str) -> Tuple[bool, str]:
