@@ -20,7 +20,7 @@ __all__ = ["load_alone", "load_together", "put_in_place", "save_together"]
 _log = logging.getLogger(__name__)
 
 _SCALER = ("_loss_scale", "_next_loss_scale", "_unskipped")  # of AMP
-_PIECE = 1 << 30  # bytes; more than MPI counts in one message on every platform
+_PIECE = 1 << 30  # bytes in one message, of which not every MPI counts more than twice as many
 
 
 def load_alone(trainer: gluon.Trainer, fname: str) -> None:

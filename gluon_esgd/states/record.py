@@ -196,7 +196,8 @@ def _check_states(
                 wanted = shapes(like.create_state_multi_precision(index, weight))
             found = shapes(state)
         except mx.base.MXNetError as error:
-            raise ValueError(f"{name}: state of parameter {index}: {error}") from error
+            said = str(error).strip().splitlines()[-1]
+            raise ValueError(f"{name} has a damaged state of parameter {index}: {said}") from error
         except AssertionError:
             continue  # an optimizer that refuses this parameter says so at its update
         for place in wanted.keys() & found.keys():

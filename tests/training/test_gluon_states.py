@@ -461,6 +461,29 @@ def test_files_of_another_trainer_change_nothing(format_: str, tmp_path: Path) -
         other.load_states(str(tmp_path / "nowhere"))
 
 
+class CutSparse:
+    """Pickled as a row-sparse array whose bytes were cut."""
+
+    def __reduce__(self) -> Any:
+        whole = mx.nd.ones((4, 2)).tostype("row_sparse").__getstate__()["handle"]
+        return mx.nd.sparse.RowSparseNDArray, (None,), {"handle": whole[:40]}
+
+
+def test_damaged_arrays_are_said() -> None:
+    param = gluon.Parameter("p", shape=(4, 2))
+    param.initialize()
+    states = decode(pickle.dumps({0: CutSparse()}), "f")
+    with pytest.raises(ValueError, match="f has a damaged state of parameter 0: MXNetError: Check"):
+        check(states, mx.optimizer.SGD(momentum=0.9), [param], "f")
+    whole = pickle.dumps({0: mx.nd.ones((4, 2))})
+    magic = whole.index(b"\xc9\xfa\x93\xf9")
+    for place, number in ((0, 1), (8, 77), (8, 0xFF), (12, 5), (36, 99)):
+        broken = bytearray(whole)
+        broken[magic + place] = number
+        with pytest.raises(ValueError, match="f has an array in a format that is not known among"):
+            decode(bytes(broken), "f")
+
+
 class OwnSchedule(mx.lr_scheduler.LRScheduler):
     def __call__(self, num_update: int) -> float:
         return self.base_lr / (1 + num_update)

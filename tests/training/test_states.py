@@ -574,6 +574,28 @@ def test_deferred_parameters(pools: Pools, tmp_path: Path) -> None:
         assert (weights, remembered) == (whole[0][0], whole[0][2])
 
 
+def _deferred_wider(folder: str) -> str:
+    net = network(deferred=True, hidden=5)
+    trainer = make("momentum", net)
+    trainer.load_states(os.path.join(folder, "states"))
+    try:
+        train(net, trainer, 0, 1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.servers
+def test_a_center_of_another_network_is_refused_at_the_start(pools: Pools, tmp_path: Path) -> None:
+    pool = pools.get(Shape(2, 1, 1, "esgd"))
+    pool.run(_uninterrupted, str(tmp_path), "momentum", 1)
+    wanted = (
+        "the states that were loaded hold a center of 163 floats, but the network has 53: load "
+        "those that were saved with this network"
+    )
+    assert pool.run(_deferred_wider, str(tmp_path)) == [wanted] * 2
+
+
 # What goes wrong is said on all ranks, and leaves the trainer as it was.
 
 
