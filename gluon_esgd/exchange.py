@@ -14,13 +14,14 @@ from typing import Optional
 import mxnet as mx
 import numpy as np
 
-from .center import Box, Link, chunks_of
+from .center import Box, Link, Mailbox, chunks_of
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
 from .errors import CenterError
 from .parameters import Weights, take_from_leader
 from .policy import Interval, Policy
+from .states import Array, Position
 from .topology import World
 
 __all__ = ["CenterExchange"]
@@ -62,12 +63,15 @@ class CenterExchange:
         self._late = False  # set in the engine; read after a wait for `_flat`
         self._seen_at = 0.0
         self._failure: Optional[Exception] = None
+        self._started = False
+        self._resumed: Optional[Position] = None
 
     def start(self, weights: Weights, contract: dict) -> bool:
-        """Bring the center and this client together; collective in the client, waits.
+        """Bring the center and this client together; collective in the job, waits.
 
         The center is seeded with client 0's weights and put into the network
-        of every other client.
+        of every other client. A client that resumes keeps its own weights, and where that
+        is client 0 the center is the one that it had.
 
         Returns
         -------
@@ -78,23 +82,50 @@ class CenterExchange:
         ------
         CenterError
             On all ranks of the client.
+        ValueError
+            On all ranks of the client: it resumes with a center of another size.
         """
+        resumed = self._resumed
+        if resumed is not None and resumed.center is not None:
+            _check_size(resumed.center.host.size, weights.size)
         self._weights = weights
         self._flat = weights.flat()
         self._host = view(self._flat)[: weights.size]
-        self._world.on_leader(lambda: self._seed(contract))
+        self._world.on_leader(lambda: self._seed(contract, resumed))
+        self._started, self._resumed = True, None
+        if resumed is not None:
+            return False
         return take_from_leader(self._world, weights, self._flat)
 
-    def _seed(self, contract: dict) -> None:
+    def _seed(self, contract: dict, resumed: Optional[Position]) -> None:
         assert self._link is not None
         self._link.wait_ready()
         weights = self._weights
-        # Running statistics are averaged as they are: no momentum, nothing that half floats lack.
-        parts = [(weights.num_moved, False), (weights.size - weights.num_moved, True)]
-        chunks, exact = chunks_of(parts, self._link.num_servers)
-        self._mailbox = self._link.attach(self._name, weights.sizes, chunks, contract, exact)
-        self._mailbox.x[:] = self._host
+        if self._mailbox is None:
+            # Running statistics are averaged as they are: no momentum, nothing half floats lack.
+            parts = [(weights.num_moved, False), (weights.size - weights.num_moved, True)]
+            chunks, exact = chunks_of(parts, self._link.num_servers)
+            self._mailbox = self._link.attach(self._name, weights.sizes, chunks, contract, exact)
+        center = base = self._host.copy()
+        if resumed is not None:
+            center = center if resumed.center is None else resumed.center.host
+            base = base if resumed.base is None else resumed.base.host
+        self._mailbox.x[:] = center
         self._mailbox.seed(self._world.client == 0, self._host)
+        if resumed is not None and self._policy.rule == "asgd":
+            assert isinstance(self._mailbox, Mailbox)  # it needs servers
+            self._mailbox.count_from(base)
+
+    def resume(self, position: Position, own: bool) -> None:
+        """Go on at `position` from the next `start`; collective in the client, waits.
+
+        What is in flight is dropped. Unless the position is this client's `own`, it takes the
+        center like a new client.
+        """
+        if self._started:
+            self.flush(drop=True)
+        self._started, self._interval.last = False, position.last_due
+        self._resumed = position if own else None
 
     def after_update(self, step: int) -> None:
         """Apply what is back and start what is due after update `step`; pushes, does not wait."""
@@ -185,6 +216,23 @@ class CenterExchange:
         self._lane.wait()
         wait_to_write(self._flat)
 
+    def position(self, step: int) -> Position:
+        """Complete what is in flight and say where this client stands; collective, waits.
+
+        The center is only on the leader.
+        """
+        if not self._started:
+            return self._resumed or Position(step, self._interval.last)
+        self.flush()
+        self._world.on_leader(lambda: self._pull(sync=False))
+        position = Position(step, self._interval.last)
+        if self._mailbox is not None:
+            position.center = Array(self._host.copy(), "numpy")
+            if self._policy.rule == "asgd":
+                assert isinstance(self._mailbox, Mailbox)
+                position.base = Array(self._mailbox.base, "numpy")
+        return position
+
     def exchange_now(self) -> None:
         """Complete the one in flight and make a whole further exchange; waits."""
         self.flush()
@@ -229,3 +277,11 @@ class CenterExchange:
         assert self._mailbox is not None
         self._mailbox.x[:] = view(self._weights.flat())[: self._weights.size]
         self._mailbox.seed(self._world.client == 0, self._host)
+
+
+def _check_size(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ValueError(
+            f"the states that were loaded hold a center of {found} floats, but the network has "
+            f"{wanted}: load those that were saved with this network"
+        )

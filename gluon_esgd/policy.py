@@ -38,16 +38,16 @@ class Interval:
 
     def __init__(self, value: Union[int, Callable[[int], int]]) -> None:
         self._value = value
-        self._last = 0
+        self.last = 0  # the step at which one was due last
 
     def due(self, step: int) -> bool:
         """Whether an exchange is due after update `step`, counted from 1; asked once a step."""
         length = self._value(step) if callable(self._value) else self._value
         if not isinstance(length, (int, np.integer)) or length < 1:
             raise ValueError(f"interval at step {step} is {length!r}: it must be an integer >= 1")
-        if step - self._last < length:
+        if step - self.last < length:
             return False
-        self._last = step
+        self.last = step
         return True
 
 

@@ -19,8 +19,10 @@ from .job import Job
 from .optim import check_optimizer, is_nesterov, keep_alike
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
 from .policy import Policy
+from .resume import load_together, put_in_place, save_together
 from .rounds import ClientRounds
 from .settings import PREFIX, Settings
+from .states import Position
 
 __all__ = ["Replica"]
 
@@ -293,6 +295,28 @@ class Replica:
         if self._exchange is not None:
             self._exchange.exchange_now()
         self._job.lane.wait()
+
+    def save_states(self, fname: str, scaler: Any) -> None:
+        """Write this client's states file, see `ElasticTrainer.save_states`; waits."""
+        self._job.lane.wait()
+        position = Position(self._step, self._step)
+        if self._exchange is not None:
+            position = self._exchange.position(self._step)
+        states = self._optimizer, self._updaters[0], self._params
+        save_together(self._world, fname, *states, position, scaler)
+
+    def load_states(self, fname: str, scaler: Any) -> None:
+        """Go on from a states file, see `ElasticTrainer.load_states`; waits."""
+        self._job.lane.wait()
+        states, own = load_together(self._world, fname, self._optimizer, self._params)
+        trainer = self._optimizer, self._updaters, self._params, scaler
+        put_in_place(states, *trainer, aloud=self._world.is_leader)
+        updates = self._optimizer.num_update
+        position = states.position or Position(updates, updates)
+        self._step = position.step
+        if self._exchange is not None:
+            self._exchange.resume(position, own)
+        self._started = False  # clients meet again at the next step
 
     def reset_center(self) -> None:
         """Give all ranks, all clients and the center client 0's weights; waits."""

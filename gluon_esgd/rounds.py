@@ -53,6 +53,8 @@ class ClientRounds:
         return self.seed(weights)
 
     def _open(self, weights: Weights, contract: Dict[str, int]) -> None:
+        if self._weights is not None:
+            return  # it starts again, with states that were loaded
         assert self._link is not None
         self._link.wait_ready()
         parts = [(weights.num_moved, True), (weights.size - weights.num_moved, True)]

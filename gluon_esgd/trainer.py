@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
@@ -17,6 +18,7 @@ from .counters import Counters
 from .job import job
 from .policy import HALF_FLOATS, IntervalLike, resolve
 from .replica import Replica
+from .resume import load_alone
 from .running_statistics import average_over_ranks
 
 __all__ = ["ElasticTrainer"]
@@ -407,6 +409,64 @@ class ElasticTrainer(gluon.Trainer):
             replica.finish()
         self._finished = True
         self._job.finished(self)
+
+    def save_states(self, fname: str) -> None:
+        """Save what the optimizer remembers, and in a distributed run where it stands.
+
+        Collective in the client, whose exchange in flight it completes. Client 0 writes `fname`,
+        client K ``fname.clientK``: arrays and JSON. In one process it is the file that
+        ``gluon.Trainer`` writes. Weights are not in it: save the parameters beside it.
+
+        Parameters
+        ----------
+        fname : str
+            A path that the leader of each client can write.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: the file cannot be written; the optimizer keeps what it
+            does not hold.
+        CollectiveError, CenterError
+            On all ranks of the client.
+        """
+        if self._replica is None:
+            super().save_states(fname)
+        else:
+            self._replica.save_states(os.fspath(fname), self._scaler)
+
+    def load_states(self, fname: str) -> None:
+        """Go on from a file of `save_states`, or of ``gluon.Trainer``'s; nothing in it is run.
+
+        Collective in the client, and then the next `step` in the job, as the first one. Only
+        the leader needs to read the file. Load the parameters too, before or after. Client 0's
+        center is put back on the servers. A client with a file of its own keeps its weights;
+        one that has none takes client 0's file and the center.
+
+        Parameters
+        ----------
+        fname : str
+            As for `save_states`; from any number of ranks, clients and devices.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: there is no file; it is damaged, of another optimizer or
+            of other parameters. The trainer is then as it was.
+        RuntimeError
+            Inside ``with trainer.center():``.
+        CollectiveError, CenterError
+            On all ranks of the client.
+        """
+        if self._replica is None:
+            load_alone(self, fname)
+        else:
+            self._check_outside_center("loading states")
+            self._replica.load_states(os.fspath(fname), self._scaler)
+
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self, "_amp_loss_scaler", None)
 
     def reset_center(self) -> None:
         """Give all ranks, all clients and the center client 0's weights; collective in the job.

@@ -63,10 +63,26 @@ class Mailbox:
         """Bytes pushed to and pulled from the servers for this trainer."""
         return self._memory.moved_bytes
 
+    @property
+    def base(self) -> np.ndarray:
+        """A copy of the center from which ``asgd`` counts the caller's changes."""
+        return self._memory.base.copy()
+
+    def count_from(self, base: np.ndarray) -> None:
+        """Let ``asgd`` count the caller's changes from `base` on, which must not be in flight.
+
+        Parameters
+        ----------
+        base : ndarray of float32, shape (n,)
+        """
+        self._check_idle("count_from")
+        np.copyto(self._memory.base, base)
+
     def seed(self, seeder: bool, out: np.ndarray) -> None:
         """Make the seeder's x the center and fetch it; all leaders call it.
 
-        The bits of `out` are the same on all clients. A second call replaces the center.
+        `out` and the center are x to the bit on all clients, also where a second call replaces
+        another center.
 
         Parameters
         ----------

@@ -6,7 +6,8 @@ describes itself: header words, tables, then flat float32 vectors
 
 ``x``     the leader's; only it writes there, except that `reduce` sums in place
 ``b0 b1`` the agent's; one holds the last *whole* center, the other may be in work
-``base``  the agent's; the center from which an ``asgd`` client counts its changes
+``base``  the center from which an ``asgd`` client counts its changes; the agent's, but that the
+          leader may set it while nothing is in flight
 
 The header word `CENTER` is ``2 * version + i``, where ``b[i]`` holds the whole
 center number `version`; 0 before the first. An agent changes this word before

@@ -125,6 +125,19 @@ def test_asgd_adds_each_change_once(job: GetJob, case: Tuple[int, int]) -> None:
         np.testing.assert_allclose(xs[0], wanted, rtol=0, atol=2000 * EPS)
 
 
+def test_changes_are_counted_from_where_the_leader_says(job: GetJob) -> None:
+    (mailbox,), _, c = seeded(job(1, 1), seed=8)
+    assert mailbox.base.tobytes() == c.tobytes()
+    mailbox.count_from(c + 1)
+    assert mailbox.base.tobytes() == (c + 1).tobytes()
+    exchange(mailbox, c + 3, "asgd", 0.5, ALL_MOVED)
+    np.testing.assert_allclose(pulled(mailbox), c + 2, rtol=0, atol=32 * EPS)
+    mailbox.start_exchange("asgd", 0.5, ALL_MOVED)
+    with pytest.raises(RuntimeError, match=r"count_from.* while an exchange is in flight"):
+        mailbox.count_from(c)
+    assert mailbox.collect(np.empty(N, np.float32), 20.0)
+
+
 def test_a_look_at_the_center_does_not_become_the_base_of_asgd(job: GetJob) -> None:
     (one, other), _, c0 = seeded(job(2, 2), seed=5)
     exchange(other, c0 + 8, "asgd", 0.5, ALL_MOVED)

@@ -1,0 +1,189 @@
+"""Saving what a trainer remembers, and going on from a file, alone or on all ranks of a client."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import Parameter
+from mxnet.optimizer import Optimizer, Updater
+
+from .states import Position, States, apply, check, collect, decode, encode
+from .topology import World
+
+__all__ = ["load_alone", "load_together", "put_in_place", "save_together"]
+
+_log = logging.getLogger(__name__)
+
+_SCALER = ("_loss_scale", "_next_loss_scale", "_unskipped")  # of AMP
+_PIECE = 1 << 30  # bytes in one message, of which not every MPI counts more than twice as many
+
+
+def load_alone(trainer: gluon.Trainer, fname: str) -> None:
+    """Load a states file into a trainer that is alone, as ``gluon.Trainer.load_states`` does.
+
+    The optimizer stays the same object, and nothing in the file is run.
+    """
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._params_to_init:
+        trainer._init_params()
+    updaters = [trainer._kvstore._updater] if trainer._update_on_kvstore else trainer._updaters
+    with open(fname, "rb") as file:
+        states = decode(file.read(), str(fname))
+    check(states, trainer._optimizer, trainer._params, str(fname))
+    put_in_place(
+        states,
+        trainer._optimizer,
+        updaters,
+        trainer._params,
+        getattr(trainer, "_amp_loss_scaler", None),
+        aloud=True,
+    )
+
+
+def save_together(
+    world: World,
+    fname: str,
+    optimizer: Optimizer,
+    updater: Updater,
+    params: Sequence[Parameter],
+    position: Position,
+    scaler: Any,
+) -> None:
+    """Let the leader write this client's states file; collective in the client.
+
+    It is written beside its place and then moved there, so a file is whole or not there.
+
+    Raises
+    ------
+    OSError, ValueError
+        On all ranks of the client: it cannot be written, or holds what cannot be said.
+    """
+
+    def save() -> None:
+        states = collect(optimizer, updater)
+        states.shapes = [list(param.shape or ()) for param in params]
+        states.position = position
+        if scaler is not None:
+            states.scaler = {name: getattr(scaler, name) for name in _SCALER}
+        _write(_path(world.client, fname), encode(states))
+
+    _on_leader(world, save)
+
+
+def load_together(
+    world: World, fname: str, optimizer: Optimizer, params: Sequence[Parameter]
+) -> Tuple[States, bool]:
+    """Return the states in this client's file, checked, on every rank; collective in the client.
+
+    Only the leader reads the file. Nothing is changed yet.
+
+    Returns
+    -------
+    states : States
+    own : bool
+        False where the client took the file of client 0 because it has none of its own.
+
+    Raises
+    ------
+    OSError, ValueError
+        On all ranks of the client: no file, or not one of this trainer.
+    """
+    found: Tuple[str, bytes] = "", b""
+
+    def read() -> None:
+        nonlocal found
+        found = _read(world.client, fname)
+
+    _on_leader(world, read)
+    path, size = world.broadcast([found[0], len(found[1])])
+    data = np.frombuffer(bytearray(found[1]), np.uint8) if found[1] else np.empty(size, np.uint8)
+    for start in range(0, size, _PIECE):
+        world.control.broadcast(data[start : start + _PIECE], "the broadcast of a states file")
+    states, fault = None, None
+    try:
+        states = decode(data.tobytes(), path)
+        check(states, optimizer, params, path)
+    except Exception as error:  # the others must not wait for this rank
+        fault = str(error) if isinstance(error, ValueError) else f"{path}: {error!r}"
+    faults = world.allgather(fault)
+    for rank, text in enumerate(faults):
+        if text is not None:
+            raise ValueError(text if faults[0] is not None else f"rank {rank}: {text}")
+    assert states is not None
+    return states, path == _path(world.client, fname)
+
+
+def put_in_place(
+    states: States,
+    optimizer: Optimizer,
+    updaters: Sequence[Updater],
+    params: Sequence[Parameter],
+    scaler: Any,
+    aloud: bool,
+) -> None:
+    """Put loaded `states` into a trainer's optimizer, updaters and loss scaler (None: none).
+
+    With `aloud` what the user should know about it is logged.
+    """
+    for remark in apply(states, optimizer, updaters, params):
+        if aloud:
+            _log.warning("%s", remark)
+    if scaler is not None and states.scaler is not None:
+        for name in _SCALER:
+            setattr(scaler, name, states.scaler[name])
+
+
+def _path(client: int, fname: str) -> str:
+    return fname if client == 0 else f"{fname}.client{client}"
+
+
+def _write(path: str, data: bytes) -> None:
+    beside = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(beside)
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _read(client: int, fname: str) -> Tuple[str, bytes]:
+    """The name and the bytes of the client's file, or of client 0's where it has none."""
+    path = _path(client, fname)
+    if client and not os.path.exists(path):
+        _log.warning(
+            "client %d has no %s: it takes %s, and the center like a new client",
+            client, path, fname,
+        )  # fmt: skip
+        path = fname
+    with open(path, "rb") as file:
+        return path, file.read()
+
+
+def _on_leader(world: World, action: Callable[[], None]) -> None:
+    """Run `action` on the leader; an OSError or ValueError is raised on all ranks."""
+    failure: Optional[Exception] = None
+    said: Optional[List[Any]] = None
+    if world.is_leader:
+        try:
+            action()
+        except Exception as error:
+            failure, said = error, ["", str(error)]
+            if isinstance(error, OSError) and error.errno is not None:
+                said = ["OSError", error.errno, error.strerror, str(error.filename)]
+    said = world.broadcast(said)
+    if failure is not None:
+        raise failure
+    if said is not None:
+        kind, *args = said
+        raise OSError(*args) if kind else ValueError(*args)
