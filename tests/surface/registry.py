@@ -25,9 +25,9 @@ __all__ = [
     "BEHAVIOURS",
     "DISTRIBUTED",
     "MPI",
+    "SUMMED",
     "Behaviour",
     "Different",
-    "SUMMED",
     "Refused",
     "theme",
 ]

@@ -1,8 +1,13 @@
-"""The rows of docs/compatibility.md, one file for each theme, in the order of the table."""
+"""The rows of docs/compatibility.md: one file for each theme, in the order of the table."""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ..registry import BEHAVIOURS
-from . import making, optimizers, stepping, freezing, changing, networks, stores  # noqa: F401, I001
 
 __all__ = ["BEHAVIOURS"]
+
+_THEMES = ("making", "optimizers", "stepping", "freezing", "changing", "networks", "stores")
+for _name in _THEMES:
+    import_module(f"{__name__}.{_name}")

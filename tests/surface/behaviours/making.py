@@ -58,21 +58,24 @@ def from_some(Trainer, share):
 @behaviour("wrong arguments raise what Gluon raises")
 def wrong_arguments(Trainer, share):
     net = mlp()
-    said = []
-    for args in [
-        (net, "sgd"),
-        ([1, 2], "sgd"),
-        (net.collect_params(), mx.optimizer.SGD(), {"learning_rate": 0.1}),
-        (net.collect_params(), "no such optimizer"),
-        (net.collect_params(), "sgd", {"no_such_setting": 1}),
-        (together(net, mlp(FEATURES, CLASSES, ctx=mx.cpu(1))), "sgd"),
+    params, elsewhere = net.collect_params(), mlp(FEATURES, CLASSES, ctx=mx.cpu(1))
+    for error, *args in [
+        (ValueError, net, "sgd"),
+        (ValueError, [1, 2], "sgd"),
+        (AssertionError, params, mx.optimizer.SGD(), {"learning_rate": 0.1}),
+        (ValueError, params, "no such optimizer"),
+        (TypeError, params, "sgd", {"no_such_setting": 1}),
+        (AssertionError, together(net, elsewhere), "sgd"),
+        (RuntimeError, gluon.nn.Dense(3, in_units=2).collect_params(), "sgd"),
     ]:
         try:
             Trainer(*args)
-            said.append("nothing")
-        except Exception as error:
-            said.append(type(error).__name__)
-    return [sum(map(ord, text)) for text in said]
+        except Exception as raised:
+            assert type(raised) is error, raised
+        else:
+            raise AssertionError(f"{args} raised nothing")
+    train(net, Trainer(params, *MOMENTUM), share)
+    return weights(net)
 
 
 @behaviour("deferred initialization: before the first forward pass")
@@ -136,7 +139,8 @@ def gan(Trainer, share):
     generator, critic = mlp(5, 10, FEATURES), mlp(FEATURES, 12, 1)
     loss_of = gluon.loss.SigmoidBCELoss()
     trainers = [
-        Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}) for net in (generator, critic)
+        Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+        for net in (generator, critic)
     ]
     random = np.random.RandomState(1)
     for _ in range(4):

@@ -8,7 +8,7 @@ import warnings
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, npx
 
 from ..registry import theme
 from ..scripts import BATCH, CLASSES, FEATURES, LOSS, MOMENTUM, batches, mlp, train, weights
@@ -148,3 +148,20 @@ def siamese(Trainer, share):
     trainer = Trainer(net.collect_params(), *MOMENTUM)
     train(lambda x: net(x) + net(x * 0.5), trainer, share)
     return weights(net)
+
+
+@behaviour("np arrays (`npx.set_np()`)")
+def np_arrays(Trainer, share):
+    npx.set_np()
+    try:
+        net = mlp()
+        trainer = Trainer(net.collect_params(), *MOMENTUM)
+        for x, y in batches():
+            x, y = (share(part.as_np_ndarray()) for part in (x, y))
+            with autograd.record():
+                loss = LOSS(net(x), y)
+            loss.backward()
+            trainer.step(len(x))
+        return weights(net)
+    finally:
+        npx.reset_np()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
+from mxnet import gluon
 
 from ..registry import theme
 from ..scripts import MOMENTUM, PLAIN, backward, batches, mlp, train, weights
@@ -129,6 +130,30 @@ def scheduler(Trainer, share):
     return [*rates, trainer.optimizer.num_update, *weights(net)]
 
 
+@behaviour("a scheduler set in mid-run, `begin_num_update`")
+def scheduler_set_late(Trainer, share):
+    net = mlp()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "begin_num_update": 7})
+    train(net, trainer, share, 2)
+    trainer.optimizer.lr_scheduler = mx.lr_scheduler.PolyScheduler(12, base_lr=0.4)
+    train(net, trainer, share, 2)
+    return [trainer.learning_rate, trainer.optimizer.num_update, *weights(net)]
+
+
+@behaviour("`set_learning_rate` beside a scheduler raises Gluon's UserWarning")
+def rate_beside_scheduler(Trainer, share):
+    net = mlp()
+    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+    trainer = Trainer(net.collect_params(), "sgd", {"lr_scheduler": schedule})
+    try:
+        trainer.set_learning_rate(0.1)
+        raise AssertionError("no UserWarning")
+    except UserWarning as warning:
+        assert "LRScheduler of the optimizer has already been defined" in str(warning)
+    train(net, trainer, share)
+    return weights(net)
+
+
 @behaviour("`lr_mult`, `wd_mult` of a parameter")
 def multipliers(Trainer, share):
     net = mlp()
@@ -153,26 +178,26 @@ def multipliers_of_the_optimizer(Trainer, share):
 
 @behaviour("`multi_precision` with fp16 weights (gradients filled by hand)")
 def half_floats(Trainer, share):
-    net = gluon_parameter(np.linspace(-1, 1, 24).reshape(4, 6))
+    net = _parameter(np.linspace(-1, 1, 24).reshape(4, 6))
     settings = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
     trainer = Trainer([net], "sgd", settings)
     for x, _ in batches(5, size=8):
         x = share(x.round())  # so that half floats add up without rounding
-        fill(net, x.sum(axis=0).reshape((1, -1)).broadcast_to(net.shape))
+        _fill(net, x.sum(axis=0).reshape((1, -1)).broadcast_to(net.shape))
         trainer.step(len(x))
     master = trainer._updaters[0].states[0][-1]
     return np.concatenate([net.data().asnumpy().ravel(), master.asnumpy().ravel()])
 
 
-def gluon_parameter(value, dtype="float16"):
+def _parameter(value, dtype="float16"):
     """One initialized parameter that is no network's."""
-    param = mx.gluon.Parameter("p", shape=value.shape, dtype=dtype, init=mx.init.Zero())
+    param = gluon.Parameter("p", shape=value.shape, dtype=dtype, init=mx.init.Zero())
     param.initialize()
     param.set_data(mx.nd.array(value, dtype=dtype))
     return param
 
 
-def fill(param, gradient):
+def _fill(param, gradient):
     """Put a gradient where backward would: there are no fp16 layers on the CPU."""
     for grad, data in zip(param.list_grad(), param.list_data()):
         grad[:] = gradient.astype(grad.dtype)

@@ -302,9 +302,18 @@ def evaluation_between(Trainer, share):
     return np.concatenate(seen)
 
 
+def _step(trainer, samples):
+    trainer.step(samples)
+
+
 @behaviour("several devices per process")
 def several_devices(Trainer, share):
-    return _on_two_devices(Trainer, share, lambda trainer, samples: trainer.step(samples))
+    return _on_two_devices(Trainer, share, _step)
+
+
+@behaviour("several devices per process, `update_on_kvstore=True`")
+def several_devices_on_store(Trainer, share):
+    return _on_two_devices(Trainer, share, _step, update_on_kvstore=True)
 
 
 def _then_update(trainer, samples):

@@ -85,7 +85,19 @@ def update_in_trainer(Trainer, share):
     return _with(Trainer, share, update_on_kvstore=False)
 
 
-@behaviour("`kvstore='dist_async', update_on_kvstore=True`: a warning")
+@behaviour(
+    "`update_on_kvstore=True`",
+    Refused(
+        ("one process",),
+        r"^AttributeError: 'NoneType' object has no attribute 'is_capable'",
+        "As in Gluon, which makes no store for one device.",
+    ),
+)
+def update_on_default_store(Trainer, share):
+    return _with(Trainer, share, update_on_kvstore=True)
+
+
+@behaviour("`kvstore='dist_async', update_on_kvstore=True`")
 def update_on_store(Trainer, share):
     return _with(Trainer, share, kvstore="dist_async", update_on_kvstore=True)
 
@@ -95,7 +107,8 @@ def update_on_store(Trainer, share):
     Refused(
         DISTRIBUTED,
         r"^ValueError: compression_params=\{'type': '2bit', 'threshold': 0.5\} is not offered",
-        "What two bits leave out of a gradient would have to be kept and sent later.",
+        "A step would take a part of its gradient only, and the rest would come later; here steps "
+        "take exact means.",
     ),
 )
 def two_bits(Trainer, share):
