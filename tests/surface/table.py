@@ -24,7 +24,7 @@ Cell = Tuple[str, str]  # names of a behaviour and of a way
 #: Every cell of the table.
 CELLS = {(name, way.name) for name in BEHAVIOURS for way in WAYS}
 
-_FRAME = (Path(__file__).parent / "compatibility.md").read_text()
+_FRAME = (Path(__file__).parent / "frame.md").read_text()
 
 
 def page(tested: Set[Cell]) -> str:

@@ -51,7 +51,7 @@ SHAPES = [Shape(4, 2, 1, "esgd"), Shape(4, 2, 1, "asgd")]
 
 
 @pytest.mark.parametrize("lazy", [0, 1])
-@pytest.mark.parametrize("from_the_start", [True, False], ids=["from the start", "in mid-run"])
+@pytest.mark.parametrize("from_the_start", [True, False], ids=["from-the-start", "in-mid-run"])
 @pytest.mark.parametrize("how", ["grad_req", "lr_mult"])
 @pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_frozen_parameters_pass_exchanges_unchanged(

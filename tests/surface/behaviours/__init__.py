@@ -8,6 +8,15 @@ from ..registry import BEHAVIOURS
 
 __all__ = ["BEHAVIOURS"]
 
-_THEMES = ("making", "optimizers", "stepping", "freezing", "changing", "networks", "stores")
+_THEMES = (
+    "making",
+    "optimizers",
+    "stepping",
+    "gradients",
+    "freezing",
+    "changing",
+    "networks",
+    "stores",
+)
 for _name in _THEMES:
     import_module(f"{__name__}.{_name}")

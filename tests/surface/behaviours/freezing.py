@@ -55,11 +55,12 @@ def frozen_for_a_while_by_rate(Trainer, share):
     return _for_a_while(Trainer, share, "lr_mult", (1.0, 0.0))
 
 
-@behaviour("made of frozen parameters only, thawed later")
+@behaviour("made and stepped with frozen parameters only, thawed later")
 def thawed(Trainer, share):
     net = mlp()
     net.collect_params().setattr("grad_req", "null")
     trainer = Trainer(net.collect_params(), *MOMENTUM)
+    trainer.step(1)
     net.collect_params().setattr("grad_req", "write")
     train(net, trainer, share)
     return weights(net)

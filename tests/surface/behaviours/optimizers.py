@@ -43,6 +43,15 @@ def instance(Trainer, share):
     return _trained(Trainer, share, mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
 
 
+@behaviour("one instance in two trainers")
+def instance_of_two(Trainer, share):
+    nets, optimizer = [mlp(), mlp(seed=9)], mx.optimizer.Adam(learning_rate=0.01)
+    trainers = [Trainer(net.collect_params(), optimizer) for net in nets]
+    for i, (x, y) in enumerate(batches(6)):
+        trainers[i % 2].step(backward(nets[i % 2], share(x), share(y)))
+    return weights(*nets)
+
+
 class _Sign(mx.optimizer.Optimizer):
     """As a script writes one."""
 
