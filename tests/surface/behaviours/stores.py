@@ -107,8 +107,8 @@ def update_on_store(Trainer, share):
     Refused(
         DISTRIBUTED,
         r"^ValueError: compression_params=\{'type': '2bit', 'threshold': 0.5\} is not offered",
-        "A step would take a part of its gradient only, and the rest would come later; here steps "
-        "take exact means.",
+        "Ranks take exact means, and clients send changes of weights, which fit no threshold; "
+        "`{'type': 'fp16'}` is taken.",
     ),
 )
 def two_bits(Trainer, share):
