@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -192,7 +192,7 @@ class Weights:
         Devices hold the same weights; of running statistics it is the mean over them.
         """
         for i, out in zip(self.order, self._slices(flat)):
-            targets = self._masters.targets(i)
+            targets = [target for target, _ in self._arrays(i)]
             source = device_mean(targets) if is_statistic(self._params[i]) else targets[0]
             if source.dtype == out.dtype:
                 source.copyto(out)
@@ -204,7 +204,7 @@ class Weights:
         for i, kind, shift in zip(self.order, kinds, self._slices(flat)):
             if kind != MOVED:
                 continue
-            for target, data in zip(self._masters.targets(i), self._params[i].list_data()):
+            for target, data in self._arrays(i):
                 target += shift.as_in_context(target.context).astype(target.dtype, copy=False)
                 if target is not data:
                     mx.nd.cast(target, dtype=data.dtype, out=data)
@@ -214,7 +214,7 @@ class Weights:
     def set_to(self, flat: mx.nd.NDArray) -> None:
         """Push `flat` into every weight, masters and running statistics too."""
         for i, value in zip(self.order, self._slices(flat)):
-            for target, data in zip(self._masters.targets(i), self._params[i].list_data()):
+            for target, data in self._arrays(i):
                 target[:] = value.as_in_context(target.context).astype(target.dtype, copy=False)
                 if target is not data:
                     mx.nd.cast(target, dtype=data.dtype, out=data)
@@ -226,7 +226,7 @@ class Weights:
         for i, value in zip(self.order, self._slices(flat)):
             if is_statistic(self._params[i]) and self._params[i].name.endswith("var"):
                 value = mx.nd.maximum(value, 0)
-            for data in self._params[i].list_data():
+            for data in map(_classic, self._params[i].list_data()):
                 data[:] = value.as_in_context(data.context).astype(data.dtype, copy=False)
 
     def own(self) -> List[List[mx.nd.NDArray]]:
@@ -243,10 +243,25 @@ class Weights:
         """Take weights that the script has set, where there are fp32 masters, for theirs; waits."""
         self._masters.follow_weights()
 
+    def _arrays(self, index: int) -> List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+        """For each device the array from which the next update starts, and the weight itself."""
+        pairs = zip(self._masters.targets(index), self._params[index].list_data())
+        arrays = []
+        for target, data in pairs:
+            weight = _classic(data)
+            arrays.append((weight if target is data else _classic(target), weight))
+        return arrays
+
     def _copies(self, index: int) -> List[mx.nd.NDArray]:
         """What optimizer states hold besides masters that moves with the weight."""
         states = [updater.states.get(index) for updater in self._updaters]
-        return [copy for state in states for copy in weight_copies(self._optimizer, state)]
+        copies = [copy for state in states for copy in weight_copies(self._optimizer, state)]
+        return [_classic(copy) for copy in copies]
+
+
+def _classic(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """The array as an NDArray: itself, or of a script with ``npx.set_np()`` the same memory."""
+    return array.as_nd_ndarray()
 
 
 def take_from_leader(world: World, weights: Weights, flat: mx.nd.NDArray) -> bool:
