@@ -11,12 +11,15 @@ __all__ = ["BEHAVIOURS"]
 _THEMES = (
     "making",
     "optimizers",
+    "refused_optimizers",
     "stepping",
     "gradients",
     "freezing",
     "changing",
     "networks",
     "stores",
+    "remembering",
+    "contrib",
 )
 for _name in _THEMES:
     import_module(f"{__name__}.{_name}")
