@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 from typing import Any, List, Sequence
@@ -10,11 +11,47 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .engine import view
+from .engine import Lane, view
 
-__all__ = ["checked_norm", "global_norm", "scale"]
+__all__ = ["Clipping", "checked_norm", "global_norm", "scale"]
+
+_log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16  # elements that are squared at once, so that their float64 copy stays in cache
+
+
+class Clipping:
+    """The limits that a trainer's gradients were clipped to since its last update.
+
+    Parameters
+    ----------
+    params : sequence of Parameter
+        The trainer's.
+    lane : Lane
+    aloud : bool
+        Whether this rank says what concerns all of them.
+    """
+
+    def __init__(self, params: Sequence[Parameter], lane: Lane, aloud: bool) -> None:
+        self._params, self._lane, self._aloud = params, lane, aloud
+        self.norms: List[float] = []
+
+    def clip(self, limit: float) -> float:
+        """Scale gradients to a global norm of at most `limit`; return the norm before; waits."""
+        trainable = [param for param in self._params if param.grad_req != "null"]
+        norm = global_norm(trainable)
+        self._lane.check()  # what failed there left numbers of no meaning
+        self.norms.append(limit)
+        if not math.isfinite(norm):
+            self._tell_not_finite(norm)
+        elif norm > limit:
+            scale(trainable, limit / norm)
+        return norm
+
+    def _tell_not_finite(self, norm: float) -> None:
+        if self._aloud:
+            _log.warning("clip_global_norm: the norm is %s; gradients stay as they are", norm)
+        self._aloud = False  # once is enough
 
 
 def checked_norm(max_norm: Any) -> float:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Union
 
 from mxnet import gluon
-from mxnet.kvstore import KVStore
 
 from .accumulation import Accumulation
-from .clipping import checked_norm, global_norm, scale
+from .arguments import check_stores, checked_batch, positions
+from .clipping import Clipping, checked_norm
 from .counters import Counters
 from .job import job
 from .policy import HALF_FLOATS, IntervalLike, resolve
@@ -24,8 +23,6 @@ from .running_statistics import average_over_ranks
 __all__ = ["ElasticTrainer"]
 
 _log = logging.getLogger(__name__)
-
-_LARGEST_BATCH = 1 << 24  # sample counts travel as float32
 
 
 class ElasticTrainer(gluon.Trainer):
@@ -94,7 +91,7 @@ class ElasticTrainer(gluon.Trainer):
         world, settings = self._job.world, self._job.world.settings
         shared = world.is_distributed or settings.num_servers > 0
         if shared:
-            _check_arguments(world, kvstore, update_on_kvstore)
+            check_stores(world, kvstore, update_on_kvstore)
             super().__init__(params, optimizer, optimizer_params, kvstore=None)
         else:
             if isinstance(kvstore, str) and "dist" in kvstore:
@@ -123,13 +120,12 @@ class ElasticTrainer(gluon.Trainer):
         )
         self.counters = Counters()
         self._accumulation = Accumulation(self._params)
-        self._max_norms: List[float] = []  # since the last update
-        self._told_not_finite = False
+        self._clipping = Clipping(self._params, self._job.lane, aloud=world.is_leader)
         self._in_center = False
         self._finished = True  # until there is something to finish
         self._replica: Optional[Replica] = None
         if shared:
-            order = _positions(params, self._params)
+            order = positions(params, self._params)
             self._replica = Replica(self._job, self, order, self._policy, self.counters)
 
     @property
@@ -174,7 +170,7 @@ class ElasticTrainer(gluon.Trainer):
         if replica is None:
             super().step(batch_size, ignore_stale_grad)
         else:
-            batch_size = _checked_batch(batch_size)
+            batch_size = checked_batch(batch_size)
             reduced = replica.reduce(batch_size, ignore_stale_grad)
             # Reduced gradients are means over samples already.
             self._optimizer.rescale_grad = self._scale / (1 if reduced else batch_size)
@@ -224,8 +220,8 @@ class ElasticTrainer(gluon.Trainer):
         if replica is None:
             super().update(batch_size, ignore_stale_grad)
         else:
-            batch_size = _checked_batch(batch_size)
-            replica.check_update(batch_size, self._max_norms, ignore_stale_grad)
+            batch_size = checked_batch(batch_size)
+            replica.check_update(batch_size, self._clipping.norms, ignore_stale_grad)
             self._optimizer.rescale_grad = self._scale / batch_size
             replica.before_update()
             self._update(ignore_stale_grad)
@@ -263,20 +259,7 @@ class ElasticTrainer(gluon.Trainer):
         limit = checked_norm(max_norm)
         self._accumulation.refuse("clip_global_norm()")
         self._prepare()
-        trainable = [param for param in self._params if param.grad_req != "null"]
-        norm = global_norm(trainable)
-        self._job.lane.check()  # what failed there left numbers of no meaning
-        self._max_norms.append(limit)
-        if not math.isfinite(norm):
-            self._tell_not_finite(norm)
-        elif norm > limit:
-            scale(trainable, limit / norm)
-        return norm
-
-    def _tell_not_finite(self, norm: float) -> None:
-        if not self._told_not_finite and self._job.world.is_leader:
-            _log.warning("clip_global_norm: the norm is %s; gradients stay as they are", norm)
-        self._told_not_finite = True
+        return self._clipping.clip(limit)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -308,12 +291,12 @@ class ElasticTrainer(gluon.Trainer):
 
     def _count(self, batch_size: float) -> None:
         self._check_outside_center("training on")
-        self._accumulation.samples += _checked_batch(batch_size)
+        self._accumulation.samples += checked_batch(batch_size)
 
     def _with_counted(self, batch_size: float) -> float:
         """`batch_size` and what was counted before it."""
         counted = self._accumulation.samples
-        return _checked_batch(batch_size) + counted if counted else batch_size
+        return checked_batch(batch_size) + counted if counted else batch_size
 
     def _prepare(self) -> Optional[Replica]:
         """What must hold before anything is done; None where this process is alone."""
@@ -333,7 +316,7 @@ class ElasticTrainer(gluon.Trainer):
 
     def _after_update(self, start: float) -> None:
         self.counters.steps += 1
-        self._accumulation.samples, self._max_norms = 0.0, []
+        self._accumulation.samples, self._clipping.norms = 0.0, []
         if self._replica is not None:
             self._replica.after_update()
             if self._finished:
@@ -482,31 +465,3 @@ class ElasticTrainer(gluon.Trainer):
         replica = self._prepare()
         if replica is not None:
             replica.reset_center()
-
-
-def _positions(given: Any, params: Sequence[gluon.Parameter]) -> List[int]:
-    """Where what the script gave is in `params`; Gluon sorts dicts by name."""
-    where = {id(param): position for position, param in enumerate(params)}
-    return [where[id(p)] for p in (given.values() if hasattr(given, "values") else given)]
-
-
-def _check_arguments(world: Any, kvstore: Any, update_on_kvstore: Optional[bool]) -> None:
-    if isinstance(kvstore, KVStore) and "dist" in kvstore.type:
-        raise ValueError(
-            f"kvstore={kvstore.type!r} as an object cannot be used in a distributed job "
-            f"({world}): pass its name as a string, or leave kvstore unset"
-        )
-    if update_on_kvstore and world.is_main:
-        _log.warning("update_on_kvstore=True: the optimizer runs on the workers all the same")
-
-
-def _checked_batch(batch_size: Any) -> float:
-    try:
-        samples = batch_size.__float__()  # float() would also read texts
-    except (AttributeError, TypeError):
-        raise TypeError(f"batch_size={batch_size!r} must be a number of samples") from None
-    if not 0 < samples < _LARGEST_BATCH:
-        raise ValueError(
-            f"batch_size={batch_size!r} must be above 0 and below {_LARGEST_BATCH} samples"
-        )
-    return samples
