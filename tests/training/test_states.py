@@ -34,11 +34,17 @@ CASES: Dict[str, Tuple[str, Callable[[], Dict[str, Any]]]] = {
 }
 
 
+def has_center() -> bool:
+    from gluon_esgd import world
+
+    return world().settings.num_servers > 0 or world().num_clients > 1
+
+
 def make(case: str, net: Any, rate: float = 0.1, **kwargs: Any) -> Any:
-    from gluon_esgd import ElasticTrainer, world
+    from gluon_esgd import ElasticTrainer
 
     name, settings = CASES[case]
-    if world().settings.num_servers:
+    if has_center():
         kwargs.setdefault("interval", INTERVAL)
     else:
         kwargs.pop("lazy", None)
@@ -131,8 +137,14 @@ ONE_CLIENT = [
 ]
 
 
+SPLIT = [  # clients that meet at fixed steps
+    pytest.param(Shape(4, 2, 0, "esgd"), lazy, marks=pytest.mark.mpi, id=f"split-{lazy}")
+    for lazy in (1, 3)
+]
+
+
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("shape", "lazy"), ONE_CLIENT)
+@pytest.mark.parametrize(("shape", "lazy"), [*ONE_CLIENT, *SPLIT])
 def test_one_client_goes_on_to_the_bit(
     pools: Pools, shape: Shape, lazy: int, case: str, tmp_path: Path
 ) -> None:
@@ -295,9 +307,8 @@ def test_a_client_without_a_file_takes_the_center(pools: Pools, rule: str, tmp_p
 
 def _back_and_again(folder: str, number: int) -> List[List[Tuple[bytes, bytes, bytes]]]:
     """Several trainers go back to step 5 with an exchange in flight, and on again."""
-    from gluon_esgd import world
 
-    lazy = {"lazy": INTERVAL} if world().settings.num_servers else {}
+    lazy = {"lazy": INTERVAL} if has_center() else {}
     networks = [network(seed=i) for i in range(number)]
     trainers = [make("momentum", net, **lazy) for net in networks]
     pairs = list(zip(networks, trainers))
@@ -324,6 +335,7 @@ BACK = [
     pytest.param(Shape(2), marks=pytest.mark.mpi, id="mpi"),
     pytest.param(Shape(2, 1, 1, "esgd"), marks=pytest.mark.servers, id="esgd"),
     pytest.param(Shape(2, 1, 1, "asgd"), marks=pytest.mark.servers, id="asgd"),
+    pytest.param(Shape(4, 2, 0, "esgd"), marks=pytest.mark.mpi, id="split"),
     pytest.param(Shape(4, 2, 1, "sgd"), marks=pytest.mark.servers, id="sgd"),
 ]
 
@@ -331,9 +343,11 @@ BACK = [
 @pytest.mark.parametrize("shape", BACK)
 def test_trainers_go_back_in_mid_run(pools: Pools, shape: Shape, tmp_path: Path) -> None:
     results = pools.get(shape).run(_back_and_again, str(tmp_path), 2, timeout=90)
-    for once, again, back in results:
-        assert once == again and back == results[0][2]
-    assert results[0][0] == results[-1][0]
+    for worker, (once, again, back) in enumerate(results):
+        leader = results[worker - worker % 2]
+        assert once == again and (once, back) == (leader[0], leader[2])
+    alike = shape.clients == 1 or shape.rule == "sgd"
+    assert (results[0][0] == results[-1][0]) == alike
 
 
 def _far_apart(folder: str) -> Tuple[float, float]:
