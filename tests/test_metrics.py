@@ -39,7 +39,7 @@ class Ranks:
             rank=rank, size=self.size, is_leader=rank == 0, allgather=allgather,
             client=self.client, num_clients=self.num_clients,
             broadcast=lambda value: allgather(value)[0],
-            settings=SimpleNamespace(job_dir=self.job_dir),
+            settings=SimpleNamespace(job_dir=self.job_dir, is_split=False),
         )  # fmt: skip
 
     def run(self, monkeypatch, function):
@@ -370,7 +370,9 @@ def test_real_ranks_agree(pools, shape):
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("shape", [Shape(4, clients=2, servers=1, rule="esgd")], ids=["2x2"])
+@pytest.mark.parametrize(
+    "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 0, "esgd")], ids=["jobs", "split"]
+)
 def test_clients_of_a_job_find_each_other(pools, shape):
     results = [r[2] for r in pools.get(shape).run(on_real_ranks)]
     assert results[:2] == [[{"client": 0}, {"client": 1}]] * 2

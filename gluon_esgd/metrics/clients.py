@@ -1,4 +1,4 @@
-"""Results of all clients for the main one, through the folder of the job."""
+"""Results of all clients for the main one: through the folder of the job, or among leaders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ __all__ = ["share_with_main"]
 def share_with_main(
     values: Mapping[str, float], timeout_s: float = 120.0
 ) -> List[Optional[Dict[str, float]]]:
-    """Leave this client's `values` in the job's folder; the main client gets those of all.
+    """Give the main client the `values` of all clients.
 
-    Collective in the client; all clients call it equally often. They have no other way to each
-    other: leaders write ``state/result{N}-client{K}.json``, client 0 waits for them.
+    Collective in the client; all clients call it equally often. Where they are MPI jobs of their
+    own they have the job's folder between them: leaders write
+    ``state/result{N}-client{K}.json``, client 0 waits for them. Where they are ranks of one MPI job
+    the leaders gather, which is collective in the job.
 
     Returns
     -------
@@ -29,6 +31,9 @@ def share_with_main(
     me, job_dir = world(), world().settings.job_dir
     mine: List[Optional[Dict[str, float]]] = [None] * me.num_clients
     mine[me.client] = dict(values)
+    if me.settings.is_split:
+        everything = _gathered(dict(values))
+        return everything if me.client == 0 else mine
     if job_dir is None or me.num_clients == 1:
         return mine
     number = me.broadcast(_calls_before(job_dir, me.client) if me.is_leader else None)
@@ -38,6 +43,17 @@ def share_with_main(
     if me.client != 0:
         return mine
     return me.broadcast(_collect(paths, timeout_s) if me.is_leader else None)
+
+
+def _gathered(values: Dict[str, float]) -> List[Optional[Dict[str, float]]]:
+    me, said = world(), []
+
+    def gather() -> None:
+        assert me.leaders is not None
+        said.extend(me.leaders.allgather(values, "share_with_main"))
+
+    me.on_leader(gather)
+    return me.broadcast(said)
 
 
 def _result(job_dir: str, number: int, client: int) -> str:
