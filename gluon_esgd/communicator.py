@@ -22,6 +22,7 @@ __all__ = ["Communicator", "Limits", "movable", "wait_until"]
 
 _log = logging.getLogger(__name__)
 
+_PIECE_BYTES = 1 << 30  # in one message, of which not every MPI counts more than twice as many
 _POLLS = 10  # so often a rank looks for others at a meeting point before it yields its core
 _SPIN_S = 100e-6  # about one hand-over between cores; a sleep costs as much
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 500e-6
@@ -273,8 +274,11 @@ class Communicator:
         """Copy the contiguous `array` of rank 0 into that of every rank, in place."""
         self.enter(what)
         if self.size > 1:
-            self.wait([self.mpi.Ibcast(movable(array), 0)], what)
-            self.check_same(what)
+            flat = movable(array).reshape(-1)
+            step = max(1, _PIECE_BYTES // flat.itemsize)
+            for start in range(0, max(1, flat.size), step):
+                self.wait([self.mpi.Ibcast(flat[start : start + step], 0)], what)
+                self.check_same(what)
 
     def allgather(self, value: Any, what: str = "an exchange of plans") -> List[Any]:
         """Return every rank's `value` in rank order; values are what JSON can say."""

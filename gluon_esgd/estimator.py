@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from contextlib import suppress
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Set, Tuple
 
 from mxnet.gluon.contrib.estimator import event_handler
 
@@ -98,24 +98,28 @@ class CheckpointHandler(event_handler.CheckpointHandler):
         estimator.logger.info("CheckpointHandler: resumed from %s", prefix)
 
     def _newest(self) -> Optional[List[int]]:
-        """Epoch and batch of the newest checkpoint of this client, or else of client 0.
+        """Epoch and batch of the newest checkpoint of all clients that have any, else of client 0.
 
         What other ranks than the leader find is not used.
         """
-        plain = f"{self.model_prefix}-epoch0batch0.params"
-        for name in (_own(plain), plain):
-            any_number = re.escape(name).replace("epoch0batch0", r"epoch(\d+)batch(\d+)")
-            matches = [re.fullmatch(any_number, file) for file in os.listdir(self.model_dir)]
-            found = [[*map(int, match.groups())] for match in matches if match]
-            if found:
-                return max(found)
-        return None
+        saved = [self._saved(client) for client in range(world().num_clients)]
+        found = set.intersection(*[each for each in saved if each] or [set()]) or saved[0]
+        return list(max(found)) if found else None
+
+    def _saved(self, client: int) -> Set[Tuple[int, ...]]:
+        name = re.escape(_of(client, f"{self.model_prefix}-epoch0batch0.params"))
+        any_number = name.replace("epoch0batch0", r"epoch(\d+)batch(\d+)")
+        matches = [re.fullmatch(any_number, file) for file in os.listdir(self.model_dir)]
+        return {tuple(map(int, match.groups())) for match in matches if match}
+
+
+def _of(client: int, path: str) -> str:
+    """A client's name of a file of which every client has its own."""
+    return f"{path}.client{client}" if client else path
 
 
 def _own(path: str) -> str:
-    """This client's name of a file of which every client has its own."""
-    client = world().client
-    return f"{path}.client{client}" if client else path
+    return _of(world().client, path)
 
 
 def _write(net: Any, path: str) -> None:

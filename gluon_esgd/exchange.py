@@ -148,8 +148,8 @@ class CenterExchange:
         """In the engine: average the running statistics, hand the snapshot to the agent."""
         statistics = self._host[self._weights.num_moved :]
         if self._world.size > 1 and statistics.size:
-            allreduce(statistics, self._world.comm, what="the mean of running statistics")
-            np.divide(statistics, np.float32(self._world.size), out=statistics)
+            what = "the mean of running statistics"
+            allreduce(statistics, self._world.comm, op="mean", what=what)
         if self._mailbox is None or self._mailbox.in_flight:
             return  # not the leader, or one is late: that one is collected next
         self._mailbox.x[:] = self._host
@@ -194,7 +194,7 @@ class CenterExchange:
         if self._mailbox is not None:
             self._counters.distance = distance = self._mailbox.distance
             if not np.isfinite(distance):
-                half = self._policy.compression is not None
+                half = self._policy.compression is not None and self._world.leaders is None
                 _log.warning(
                     "client %d: weights that are not finite%s did not reach the center",
                     self._world.client,

@@ -16,6 +16,7 @@ from mxnet.gluon import Parameter
 
 from .bucket import ERRORS, Bucket, Layout, Packing, lay
 from .collectives import Plan, divide_by_weight, plan, shared_array
+from .collectives.operations import WIDE
 from .collectives.registry import find
 from .communicator import Communicator
 from .counters import Counters
@@ -159,7 +160,7 @@ class GradientReducer:
             op="weighted_mean" if self.between is None else "weighted_sum",
             algorithm=self._algorithm,
             what=what,
-            compression=self._compression,
+            compression=self._compression if bucket.vectors[0].dtype.name in WIDE else None,
         )
 
     @property

@@ -8,7 +8,8 @@ import traceback
 import weakref
 from typing import Any, List, Optional
 
-from .center import CenterLink, Link, PeerLink
+from .center import CenterLink, Link
+from .center.peers import PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError
 from .policy import Policy

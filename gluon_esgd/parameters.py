@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.util import is_np_array
 
 from .center import AVERAGED, CARRIED, MOVED
 from .collectives import agree
@@ -23,6 +24,7 @@ __all__ = [
     "broadcast",
     "broadcast_arrays",
     "check_alike",
+    "classic",
     "contract",
     "device_mean",
     "digest",
@@ -84,7 +86,8 @@ class _FromLeader:
         agree(comm, "parameter", [[param.name, list(data.shape), np.dtype(data.dtype).name]])
         host = data.asnumpy()
         comm.broadcast(_bytes(host), f"the broadcast of {param.name}")
-        self._init(mx.nd.array(host, dtype=host.dtype), ctx_list)
+        value = mx.nd.array(host, dtype=host.dtype)
+        self._init(value.as_np_ndarray() if is_np_array() else value, ctx_list)
         for method in [reference() for reference in self.after]:
             if method is not None:
                 method()
@@ -226,7 +229,7 @@ class Weights:
         for i, value in zip(self.order, self._slices(flat)):
             if is_statistic(self._params[i]) and self._params[i].name.endswith("var"):
                 value = mx.nd.maximum(value, 0)
-            for data in map(_classic, self._params[i].list_data()):
+            for data in map(classic, self._params[i].list_data()):
                 data[:] = value.as_in_context(data.context).astype(data.dtype, copy=False)
 
     def own(self) -> List[List[mx.nd.NDArray]]:
@@ -243,24 +246,28 @@ class Weights:
         """Take weights that the script has set, where there are fp32 masters, for theirs; waits."""
         self._masters.follow_weights()
 
+    def find_masters(self) -> None:
+        """Remember where fp32 masters are, right after an update; waits where one is new."""
+        self._masters.find()
+
     def _arrays(self, index: int) -> List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
         """For each device the array from which the next update starts, and the weight itself."""
         pairs = zip(self._masters.targets(index), self._params[index].list_data())
         arrays = []
         for target, data in pairs:
-            weight = _classic(data)
-            arrays.append((weight if target is data else _classic(target), weight))
+            weight = classic(data)
+            arrays.append((weight if target is data else classic(target), weight))
         return arrays
 
     def _copies(self, index: int) -> List[mx.nd.NDArray]:
         """What optimizer states hold besides masters that moves with the weight."""
         states = [updater.states.get(index) for updater in self._updaters]
         copies = [copy for state in states for copy in weight_copies(self._optimizer, state)]
-        return [_classic(copy) for copy in copies]
+        return [classic(copy) for copy in copies]
 
 
-def _classic(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """The array as an NDArray: itself, or of a script with ``npx.set_np()`` the same memory."""
+def classic(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return `array` as an NDArray; of a script with ``npx.set_np()`` it has the same memory."""
     return array.as_nd_ndarray()
 
 
@@ -295,7 +302,7 @@ def device_mean(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     if len(arrays) == 1:
         return arrays[0]
     here = arrays[0].context
-    copies = [array.as_in_context(here).astype("float32", copy=False) for array in arrays]
+    copies = [classic(a).as_in_context(here).astype("float32", copy=False) for a in arrays]
     return mx.nd.add_n(*copies) / len(copies)
 
 

@@ -123,7 +123,7 @@ def resolve(
     length = _interval(interval, settings, carrier)
     moving_rate, center = _alpha(alpha, beta, settings, carrier), _outer(outer, rule)
     if rule == "esgd":
-        check_outer(center, moving_rate, settings.num_clients)
+        check_outer(center, moving_rate, settings.num_clients, one_step=settings.is_split)
     return Policy(
         rule=rule,
         interval=1 if rule == "sgd" else _first(length, _DEFAULT_INTERVAL[rule]),

@@ -81,8 +81,8 @@ def broadcast_parameters(params: Any) -> None:
     fault = None
     try:
         named = [(name, _arrays(name, value)) for name, value in _items(params)]
-    except ValueError as error:
-        fault = str(error)
+    except Exception as error:  # others must not wait for this rank
+        fault = str(error) if isinstance(error, ValueError) else repr(error)
     _raise_together(me, "broadcast_parameters", fault)
     described = [[name, list(a[0].shape), np.dtype(a[0].dtype).name] for name, a in named]
     agree(me.control, "parameter", described)

@@ -265,6 +265,7 @@ class Replica:
         """Exchange with the center what is due after an update; pushes, does not wait."""
         self._step += 1
         self._drop_gradient = False
+        self._weights.find_masters()
         if self._exchange is not None:
             self._exchange.after_update(self._step)
         else:

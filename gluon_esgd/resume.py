@@ -20,7 +20,6 @@ __all__ = ["load_alone", "load_together", "put_in_place", "save_together"]
 _log = logging.getLogger(__name__)
 
 _SCALER = ("_loss_scale", "_next_loss_scale", "_unskipped")  # of AMP
-_PIECE = 1 << 30  # bytes in one message, of which not every MPI counts more than twice as many
 
 
 def load_alone(trainer: gluon.Trainer, fname: str) -> None:
@@ -103,8 +102,7 @@ def load_together(
     _on_leader(world, read)
     path, size = world.broadcast([found[0], len(found[1])])
     data = np.frombuffer(bytearray(found[1]), np.uint8) if found[1] else np.empty(size, np.uint8)
-    for start in range(0, size, _PIECE):
-        world.control.broadcast(data[start : start + _PIECE], "the broadcast of a states file")
+    world.control.broadcast(data, "the broadcast of a states file")
     states, fault = None, None
     try:
         states = decode(data.tobytes(), path)

@@ -10,7 +10,7 @@ from mxnet.gluon import Parameter
 
 from .collectives import agree, allreduce
 from .communicator import Communicator
-from .parameters import device_mean, is_statistic
+from .parameters import classic, device_mean, is_statistic
 
 __all__ = ["average_over_ranks"]
 
@@ -32,10 +32,9 @@ def average_over_ranks(params: Sequence[Parameter], comm: Communicator) -> None:
     means = [device_mean(param.list_data()).asnumpy().ravel() for param in statistics]
     flat = np.concatenate(means).astype(np.float32, copy=False)
     if comm.size > 1:
-        allreduce(flat, comm, what="the mean of running statistics")
-        np.divide(flat, np.float32(comm.size), out=flat)
+        allreduce(flat, comm, op="mean", what="the mean of running statistics")
     ends = np.cumsum([mean.size for mean in means])
     for param, mean, end in zip(statistics, means, ends):
         value = mx.nd.array(flat[end - mean.size : end].reshape(param.shape))
-        for data in param.list_data():
+        for data in map(classic, param.list_data()):
             data[:] = value.as_in_context(data.context).astype(data.dtype, copy=False)

@@ -239,7 +239,7 @@ class ElasticTrainer(gluon.Trainer):
         ----------
         max_norm : float
             Above 0, the same on all ranks. With ``batch_size * c`` the update's mean gradient has
-            at most norm ``c``.
+            at most norm ``c`` (after `no_sync` times all samples that were counted too).
 
         Returns
         -------
@@ -316,7 +316,7 @@ class ElasticTrainer(gluon.Trainer):
 
     def _after_update(self, start: float) -> None:
         self.counters.steps += 1
-        self._accumulation.samples, self._clipping.norms = 0.0, []
+        self._forget_gradients()
         if self._replica is not None:
             self._replica.after_update()
             if self._finished:
@@ -424,7 +424,8 @@ class ElasticTrainer(gluon.Trainer):
         Collective in the client, and then the next `step` in the job, as the first one. Only
         the leader needs to read the file. Load the parameters too, before or after. Client 0's
         center is put back on the servers. A client with a file of its own keeps its weights;
-        one that has none takes client 0's file and the center.
+        one that has none takes client 0's file and the center. What `no_sync` has counted is
+        forgotten.
 
         Parameters
         ----------
@@ -446,6 +447,10 @@ class ElasticTrainer(gluon.Trainer):
         else:
             self._check_outside_center("loading states")
             self._replica.load_states(os.fspath(fname), self._scaler)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        self._accumulation.samples, self._clipping.norms = 0.0, []
 
     @property
     def _scaler(self) -> Any:

@@ -213,18 +213,20 @@ def test_each_client_has_its_own_files(pools: Pools, shape: Shape, tmp_path: Any
             np.testing.assert_array_equal(_saved_weights(path), result["weights"])
 
 
-def test_a_client_without_files_takes_those_of_the_first(
+def test_clients_go_on_from_the_newest_checkpoint_that_all_have(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(estimator_module, "world", lambda: SimpleNamespace(client=1))
+    monkeypatch.setattr(estimator_module, "world", lambda: SimpleNamespace(client=1, num_clients=2))
     handler = CheckpointHandler(str(tmp_path))
     assert handler._newest() is None
     for name in ("epoch0batch6", "epoch10batch66", "epoch9batch60", "epoch11batch72.writing"):
         (tmp_path / f"model-{name}.params").touch()
     (tmp_path / "model-epoch12batch78.params.client11").touch()
-    assert handler._newest() == [10, 66]
-    (tmp_path / "model-epoch2batch18.params.client1").touch()
-    assert handler._newest() == [2, 18]
+    assert handler._newest() == [10, 66], "a client without files takes those of client 0"
+    (tmp_path / "model-epoch9batch60.params.client1").touch()
+    assert handler._newest() == [9, 60]
+    (tmp_path / "model-epoch11batch72.params.client1").touch()
+    assert handler._newest() == [9, 60], "client 0 has not come so far"
 
 
 def _unreadable(folder: str) -> str:

@@ -369,6 +369,28 @@ def test_real_ranks_agree(pools, shape):
     assert pools.get(shape).run(on_real_ranks) == [expected] * n
 
 
+def in_mid_run():
+    from gluon_esgd import world
+
+    from .training.problems import batches, make_trainer, network, train_step
+
+    net = network(hidden=2000)
+    trainer = make_trainer(net, interval=1)
+    shared = []
+    for x, y in zip(*batches(6)):
+        train_step(net, trainer, x, y)
+        shared.append(metrics.share_with_main({"client": world().client}))
+    trainer.finish()
+    return shared
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(4, 2, 0, "esgd")], ids=["split"])
+def test_results_are_shared_while_exchanges_are_in_flight(pools, shape):
+    for shared in pools.get(shape).run(in_mid_run)[:2]:
+        assert shared == [[{"client": 0}, {"client": 1}]] * 6
+
+
 @pytest.mark.servers
 @pytest.mark.parametrize(
     "shape", [Shape(4, 2, 1, "esgd"), Shape(4, 2, 0, "esgd")], ids=["jobs", "split"]

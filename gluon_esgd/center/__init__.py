@@ -1,8 +1,8 @@
 """The center between clients: servers hold it, an agent beside each leader fetches it.
 
-The leader uses `CenterLink` and `Mailbox`; neither loads MXNet. The processes
-behind them are `zygote`, `agent` and `server`. Without servers the leaders hold
-the center themselves: `PeerLink`, `PeerMailbox`.
+The leader uses `CenterLink` and `Mailbox`; neither loads MXNet, for the processes behind them
+(`zygote`, `agent`, `server`) have things to do before they do. Without servers the leaders hold
+the center themselves: `peers`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from .face import Box, Link
 from .layout import AVERAGED, CARRIED, MOVED, chunks_of, even_chunks
 from .link import CenterLink
 from .mailbox import Mailbox
-from .peer_mailbox import PeerMailbox
-from .peers import PeerLink
 
 __all__ = [
     "AVERAGED",
@@ -22,8 +20,6 @@ __all__ = [
     "CenterLink",
     "Link",
     "Mailbox",
-    "PeerLink",
-    "PeerMailbox",
     "chunks_of",
     "even_chunks",
 ]

@@ -133,6 +133,7 @@ class PeerMailbox:
             center_difference(rule, alpha, x, center, spans, out=x)
             if not is_finite(x):
                 x[:] = 0  # the center takes nothing from weights that are lost
+                self.distance = float("inf")
         np.negative(x, out=self._shift)
         self._sum(0, x.size, f"exchange {self.center_version} of '{self.name}'")
         self._move_center()

@@ -23,7 +23,7 @@ def image_fault(record: bytes) -> Optional[str]:
             return "no image: a PNG with a wrong checksum"
         mx.image.imdecode(image).wait_to_read()
     except Exception as error:  # struct's, numpy's and MXNet's own
-        return f"no image: {str(error).strip().splitlines()[-1]}"
+        return f"no image: {(str(error).strip().splitlines() or [repr(error)])[-1]}"
     return None
 
 

@@ -42,7 +42,7 @@ def metric_average(value: Any, weight: float = 1.0) -> Any:
         named = value if isinstance(value, Mapping) else {_ONE: value}
         numbers = {str(name): _number(number) for name, number in named.items()}
         weight = _number(weight)
-    except (TypeError, ValueError):
+    except Exception:  # others must not wait for this rank
         fault = f"value={value!r}, weight={weight!r} must be numbers"
     gathered = world().allgather([numbers, None if fault else weight, fault])
     _check_averages(gathered)

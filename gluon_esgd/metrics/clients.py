@@ -7,6 +7,7 @@ import os
 import time
 from typing import Dict, List, Mapping, Optional
 
+from ..engine import lane
 from ..topology import world
 
 __all__ = ["share_with_main"]
@@ -27,6 +28,12 @@ def share_with_main(
     list
         By client; None where nothing came within `timeout_s` (a client that failed, or
         machines that do not share the folder). Clients other than 0 get their own only.
+
+    Raises
+    ------
+    CenterError
+        On all ranks of a client whose leader could not write, or, in one MPI job, waited for the
+        others past the limit of collectives.
     """
     me, job_dir = world(), world().settings.job_dir
     mine: List[Optional[Dict[str, float]]] = [None] * me.num_clients
@@ -38,8 +45,7 @@ def share_with_main(
         return mine
     number = me.broadcast(_calls_before(job_dir, me.client) if me.is_leader else None)
     paths = [_result(job_dir, number, k) for k in range(me.num_clients)]
-    if me.is_leader:
-        _write_atomically(paths[me.client], json.dumps(dict(values)))
+    me.on_leader(lambda: _write_atomically(paths[me.client], json.dumps(dict(values))))
     if me.client != 0:
         return mine
     return me.broadcast(_collect(paths, timeout_s) if me.is_leader else None)
@@ -50,6 +56,7 @@ def _gathered(values: Dict[str, float]) -> List[Optional[Dict[str, float]]]:
 
     def gather() -> None:
         assert me.leaders is not None
+        lane().wait()  # leaders exchange there too, by the same communicator
         said.extend(me.leaders.allgather(values, "share_with_main"))
 
     me.on_leader(gather)

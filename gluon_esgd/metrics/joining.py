@@ -77,8 +77,8 @@ def _joined(leaves: Sequence[mx_metric.EvalMetric]) -> List[mx_metric.EvalMetric
     states, fault = [], None
     try:
         states = [state_of(leaf) for leaf in leaves]
-    except ValueError as error:
-        fault = str(error)
+    except Exception as error:  # of a user's class too: others must not wait for this rank
+        fault = str(error) if isinstance(error, ValueError) else repr(error)
     gathered = world().allgather([names, states, fault])
     _raise_faults([theirs for _, _, theirs in gathered])
     for rank, (theirs, _, _) in enumerate(gathered):

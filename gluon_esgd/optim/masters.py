@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -38,6 +38,18 @@ class Masters:
         self._params, self._optimizer, self._updaters = params, optimizer, updaters
         self._usual = _usual_place(optimizer)
         self._found: Dict[int, _Path] = {}
+        self._looked: Set[int] = set()
+
+    def find(self) -> None:
+        """Look for masters that are new, right after an update: then weights are their casts.
+
+        It waits, and only then. What it does not find is an error where it is needed.
+        """
+        if self._usual is None:
+            new = [i for i in range(len(self._params)) if self._has_master(i)]
+            if not self._looked.issuperset(new):
+                self._looked.update(new)
+                self._look()
 
     def targets(self, index: int) -> List[mx.nd.NDArray]:
         """Return, for each device, the master of parameter `index`, or the weight itself.

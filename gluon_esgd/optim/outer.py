@@ -20,6 +20,11 @@ take :math:`p` steps with differences from the same center. The gaps between cli
 
 which is stable exactly where determinant and trace fulfil :math:`\det < 1` and
 :math:`|\mathrm{tr}| < 1 + \det`: two bounds that are linear in :math:`\alpha`.
+
+Without servers the differences of all clients make one step, with
+:math:`v \leftarrow \mu v + \alpha p\,g` and :math:`K = 1 + \eta p (1 + \mu)`. One bound is left,
+
+.. math:: \alpha \le \frac{2 (1 + \mu)}{1 + \mu + \eta\,p\,(1 + 2 \mu)}
 """
 
 from __future__ import annotations
@@ -64,12 +69,15 @@ class Outer:
         return self.momentum == 0 and self.learning_rate == 1
 
 
-def largest_outer_alpha(outer: Outer, num_clients: int) -> float:
+def largest_outer_alpha(outer: Outer, num_clients: int, one_step: bool = False) -> float:
     """Return the largest stable alpha when `num_clients` exchange at once by rule ``esgd``.
 
-    ``2 / (1 + learning_rate * num_clients)`` without momentum.
+    ``2 / (1 + learning_rate * num_clients)`` without momentum. With `one_step` the center takes
+    one step with the sum of all differences, as without servers; else one for each client.
     """
     mu, eta, p = outer.momentum, outer.learning_rate, num_clients
+    if one_step:
+        return 2 * (1 + mu) / (1 + mu + eta * p * (1 + 2 * mu))
     left = mu**p
     m = (1 - left) / (1 - mu)
     s = mu * m
@@ -80,7 +88,7 @@ def largest_outer_alpha(outer: Outer, num_clients: int) -> float:
     return flip if growth <= 0 else min(flip, (1 - left) / growth)  # determinant < 1
 
 
-def check_outer(outer: Outer, alpha: float, num_clients: int) -> None:
+def check_outer(outer: Outer, alpha: float, num_clients: int, one_step: bool = False) -> None:
     """Raise ValueError where exchanges by rule ``esgd`` would diverge.
 
     Raises
@@ -88,7 +96,7 @@ def check_outer(outer: Outer, alpha: float, num_clients: int) -> None:
     ValueError
         Where `alpha` is above `largest_outer_alpha`.
     """
-    bound = largest_outer_alpha(outer, num_clients)
+    bound = largest_outer_alpha(outer, num_clients, one_step)
     if not outer.is_plain and alpha > bound:
         raise ValueError(
             f"outer momentum={outer.momentum:g} and learning_rate={outer.learning_rate:g} with "

@@ -196,7 +196,7 @@ def _check_states(
                 wanted = shapes(like.create_state_multi_precision(index, weight))
             found = shapes(state)
         except mx.base.MXNetError as error:
-            said = str(error).strip().splitlines()[-1]
+            said = (str(error).strip().splitlines() or [repr(error)])[-1]
             raise ValueError(f"{name} has a damaged state of parameter {index}: {said}") from error
         except AssertionError:
             continue  # an optimizer that refuses this parameter says so at its update

@@ -62,13 +62,14 @@ def test_values_out_of_range(values: Any, message: str) -> None:
         Outer(**values)
 
 
-def _radius(alpha: float, outer: Outer, p: int) -> float:
+def _radius(alpha: float, outer: Outer, p: int, one_step: bool) -> float:
     """Spectral radius when `p` clients exchange at once, but for moving all by the same."""
     n = p + 2  # x of each client, center, velocity
     parts = np.eye(n)
     differences = [alpha * (parts[i] - parts[p]) for i in range(p)]
     center, velocity = parts[p].copy(), parts[p + 1].copy()
-    for d in differences:  # the servers take them one after the other
+    # Servers take them one after the other, leaders without servers their sum.
+    for d in [np.sum(differences, axis=0)] if one_step else differences:
         velocity = outer.momentum * velocity + d
         center = center + outer.learning_rate * (d + outer.momentum * velocity)
     matrix = np.array([*(parts[i] - differences[i] for i in range(p)), center, velocity])
@@ -76,16 +77,18 @@ def _radius(alpha: float, outer: Outer, p: int) -> float:
     return float(np.abs(np.delete(values, np.argmin(np.abs(values - 1)))).max())
 
 
+@pytest.mark.parametrize("one_step", [False, True])
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("eta", [0.1, 0.3, 0.7, 1.0, 2.0])
 @pytest.mark.parametrize("mu", [0.0, 0.3, 0.5, 0.9, 0.99])
 def test_the_bound_of_alpha_is_where_exchanges_begin_to_diverge(
-    mu: float, eta: float, p: int
+    mu: float, eta: float, p: int, one_step: bool
 ) -> None:
     outer = Outer(mu, eta)
-    bound = largest_outer_alpha(outer, p)
-    assert all(_radius(bound * part, outer, p) < 1 for part in (0.02, 0.3, 0.7, 0.99))
-    assert all(_radius(bound * part, outer, p) > 1 for part in (1.01, 1.5))
+    bound = largest_outer_alpha(outer, p, one_step)
+    parts = (0.02, 0.3, 0.7, 0.99, 1.01, 1.5)
+    radii = [_radius(bound * part, outer, p, one_step) for part in parts]
+    assert max(radii[:4]) < 1 < min(radii[4:])
 
 
 @pytest.mark.parametrize("p", [1, 2, 5])
@@ -96,6 +99,7 @@ def test_without_momentum_the_bound_is_the_known_one(p: int) -> None:
 
 def test_defaults_that_diverge_are_refused_and_the_advice_helps() -> None:
     check_outer(Outer(0.9), default_alpha(4), 4)
+    check_outer(Outer(0.9), default_alpha(8), 8, one_step=True)
     check_outer(Outer(), 99.0, 4)  # the moving rate itself is checked elsewhere
     with pytest.raises(ValueError, match=r"momentum=0.9 .* alpha=0.1125 for 8 .* at most 0.05056"):
         check_outer(Outer(0.9), default_alpha(8), 8)

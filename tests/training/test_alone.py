@@ -111,6 +111,11 @@ def test_importing_the_package_starts_and_loads_nothing() -> None:
     assert _python(code, ("mpi4py", "cupy", "mxnet")) == "1 [] True True\n"
 
 
+def test_what_leaders_need_of_the_center_loads_no_mxnet() -> None:
+    code = "import gluon_esgd.center, gluon_esgd.center.zygote; print('mxnet' in sys.modules)"
+    assert _python(code, ("mpi4py", "cupy", "mxnet")) == "False\n"
+
+
 def test_training_alone_loads_no_mpi() -> None:
     code = (
         "from tests.training.test_alone import _train, ElasticTrainer\n"

@@ -73,3 +73,26 @@ def test_samples_are_counted_exactly(pools: Pools, shape: Shape) -> None:
     right = -2 * n * 2.0**12 / samples
     for weights in pools.get(shape).run(_count_samples, batch):
         np.testing.assert_allclose(weights, right, rtol=1e-6)
+
+
+def _half_precision_weights() -> Tuple[np.ndarray, int]:
+    """Gradients that are half floats already travel as they are."""
+    from gluon_esgd import ElasticTrainer, world
+
+    weight = gluon.Parameter("w", shape=(5,), dtype="float16", init=mx.init.One())
+    weight.initialize()
+    settings = {"learning_rate": 0.5, "multi_precision": True}
+    trainer = ElasticTrainer([weight], "sgd", settings)
+    before = world().comm.sent_bytes
+    for _ in range(2):
+        weight.grad()[:] = 1 + world().rank
+        weight.data()._fresh_grad = True
+        trainer.step(1)
+    trainer.finish()
+    return weight.data().asnumpy(), world().comm.sent_bytes - before
+
+
+@pytest.mark.mpi
+def test_half_precision_weights_train_with_the_option(pools: Pools) -> None:
+    for weight, sent in pools.get(Shape(2, settings=HALF_FLOATS)).run(_half_precision_weights):
+        assert (weight == 1 - 2 * 0.5 * 1.5).all() and sent > 0

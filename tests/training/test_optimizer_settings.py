@@ -114,6 +114,46 @@ class _NoMaster(mx.optimizer.Optimizer):
         self._update_count(index)
 
 
+class _OwnMaster(mx.optimizer.Optimizer):
+    """Of a script: keeps masters in its own way."""
+
+    def create_state_multi_precision(self, index: int, weight: Any) -> Any:
+        return {"master": weight.astype("float32")}
+
+    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        state["master"][:] -= self.lr * grad.astype("float32")
+        mx.nd.cast(state["master"], dtype="float16", out=weight)
+
+
+def _loaded_over_own_masters() -> List[float]:
+    """Weights after a step, after loading others, and after a further step."""
+    from gluon_esgd import ElasticTrainer
+
+    param = gluon.Parameter("w", shape=(3,), dtype="float16")
+    param.initialize(mx.init.One())
+    optimizer = _OwnMaster(multi_precision=True, learning_rate=0.25)
+    trainer = ElasticTrainer([param], optimizer)
+    seen = []
+    for loaded in (None, 3.0):
+        if loaded is not None:
+            param.set_data(mx.nd.ones(3, dtype="float16") * loaded)
+            trainer.reset_center()
+        with autograd.record():
+            loss = param.data().sum()
+        loss.backward()
+        trainer.step(1)
+        seen.append(float(param.data().asnumpy()[0]))
+    trainer.finish()
+    return seen
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", [Shape(2)], ids=["mpi"])
+def test_loaded_weights_reach_masters_of_a_foreign_class(pools: Pools, shape: Shape) -> None:
+    assert pools.get(shape).run(_loaded_over_own_masters) == [[0.75, 2.75]] * 2
+
+
 def _without_master() -> Tuple[int, str]:
     """At which step, and what, an exchange says that cannot be made."""
     from gluon_esgd import ElasticTrainer
