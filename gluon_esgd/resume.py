@@ -93,14 +93,14 @@ def load_together(
     OSError, ValueError
         On all ranks of the client: no file, or not one of this trainer.
     """
-    found: Tuple[str, bytes] = "", b""
+    found: Tuple[str, bytes, bool] = "", b"", False
 
     def read() -> None:
         nonlocal found
         found = _read(world.client, fname)
 
     _on_leader(world, read)
-    path, size = world.broadcast([found[0], len(found[1])])
+    path, size, own = world.broadcast([found[0], len(found[1]), found[2]])
     data = np.frombuffer(bytearray(found[1]), np.uint8) if found[1] else np.empty(size, np.uint8)
     world.control.broadcast(data, "the broadcast of a states file")
     states, fault = None, None
@@ -114,7 +114,7 @@ def load_together(
         if text is not None:
             raise ValueError(text if faults[0] is not None else f"rank {rank}: {text}")
     assert states is not None
-    return states, path == _path(world.client, fname)
+    return states, own  # as the leader says: other ranks may call the file by another name
 
 
 def put_in_place(
@@ -155,17 +155,18 @@ def _write(path: str, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _read(client: int, fname: str) -> Tuple[str, bytes]:
-    """The name and the bytes of the client's file, or of client 0's where it has none."""
+def _read(client: int, fname: str) -> Tuple[str, bytes, bool]:
+    """The name and the bytes of the client's file, or of client 0's where it has no own."""
     path = _path(client, fname)
-    if client and not os.path.exists(path):
+    own = client == 0 or os.path.exists(path)
+    if not own:
         _log.warning(
             "client %d has no %s: it takes %s, and the center like a new client",
             client, path, fname,
         )  # fmt: skip
         path = fname
     with open(path, "rb") as file:
-        return path, file.read()
+        return path, file.read(), own
 
 
 def _on_leader(world: World, action: Callable[[], None]) -> None:

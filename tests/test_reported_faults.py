@@ -29,9 +29,8 @@ SAMPLES, OF_A_BATCH = 101, 50
 
 
 def train_an_epoch(sharing: str) -> None:
-    from gluon_esgd import ElasticTrainer, world
+    from gluon_esgd import ElasticTrainer, metric_average, world
     from gluon_esgd.data import ShardSampler
-    from gluon_esgd.metrics import average
 
     x, y = batches(1, SAMPLES)
     data = gluon.data.ArrayDataset(x[0], y[0])
@@ -44,7 +43,7 @@ def train_an_epoch(sharing: str) -> None:
     with telling():
         for data, label in loader:
             train_step(net, trainer, data.asnumpy(), label.asnumpy())
-        average({"steps": trainer.counters.steps})
+        metric_average({"steps": trainer.counters.steps})
         trainer.finish()
     print(f"\nworker {me.worker_rank} made {trainer.counters.steps} steps\n", flush=True)
 

@@ -236,7 +236,8 @@ def test_rounds_sum_in_float32_and_tails_are_exact(job: GetJob, case: Tuple[int,
 
 
 def test_weights_of_rule_sgd_are_seeded_exactly(job: GetJob) -> None:
-    group, name = job(2, 2, sync=True, compression="fp16"), job(2, 2).name()
+    group = job(2, 2, sync=True, compression="fp16")
+    name = group.name()
     chunks, exact = chunks_of([(WEIGHTS, True), (STATISTICS, True)], 2)
     mailboxes = group.all(lambda link: link.attach(name, SIZES, chunks, {}, exact), group.links)
     x = normal(30)

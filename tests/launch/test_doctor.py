@@ -74,4 +74,4 @@ def test_the_command_reports_on_this_machine(capsys):
 def test_help_shows_examples(capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "--help"])
-    assert capsys.readouterr().out.count("    gluon-esgd run") == 2
+    assert capsys.readouterr().out.count("    gluon-esgd run") == 3

@@ -21,10 +21,11 @@ def network(
     mx.random.seed(seed)
     np.random.seed(seed)
     net = gluon.nn.HybridSequential()
-    net.add(
-        gluon.nn.Dense(hidden, activation="tanh", in_units=0 if deferred else FEATURES),
-        gluon.nn.Dense(CLASSES, in_units=0 if deferred else hidden),
-    )
+    with net.name_scope():  # else names are dense9, dense10, and Gluon sorts by them
+        net.add(
+            gluon.nn.Dense(hidden, activation="tanh", in_units=0 if deferred else FEATURES),
+            gluon.nn.Dense(CLASSES, in_units=0 if deferred else hidden),
+        )
     net.initialize(mx.init.Xavier(), ctx=ctx)
     return net
 
