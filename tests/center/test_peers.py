@@ -8,7 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 import pytest
 
-from gluon_esgd.center import AVERAGED, CARRIED, MOVED, PeerLink, PeerMailbox, even_chunks
+from gluon_esgd.center import AVERAGED, CARRIED, MOVED, even_chunks
+from gluon_esgd.center.peer_mailbox import PeerMailbox
+from gluon_esgd.center.peers import PeerLink
 from gluon_esgd.communicator import Communicator
 from gluon_esgd.errors import CenterError
 from gluon_esgd.optim import default_alpha, largest_alpha
