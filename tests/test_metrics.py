@@ -39,6 +39,7 @@ class Ranks:
             rank=rank, size=self.size, is_leader=rank == 0, allgather=allgather,
             client=self.client, num_clients=self.num_clients,
             broadcast=lambda value: allgather(value)[0],
+            on_leader=lambda action: action() if rank == 0 else None,
             settings=SimpleNamespace(job_dir=self.job_dir, is_split=False),
         )  # fmt: skip
 
