@@ -12,6 +12,7 @@ from mxnet.gluon.contrib.estimator import event_handler
 
 from .metrics import OverRanks
 from .ranks import broadcast_object
+from .resume import client_path
 from .topology import world
 from .trainer import ElasticTrainer
 
@@ -107,19 +108,14 @@ class CheckpointHandler(event_handler.CheckpointHandler):
         return list(max(found)) if found else None
 
     def _saved(self, client: int) -> Set[Tuple[int, ...]]:
-        name = re.escape(_of(client, f"{self.model_prefix}-epoch0batch0.params"))
+        name = re.escape(client_path(client, f"{self.model_prefix}-epoch0batch0.params"))
         any_number = name.replace("epoch0batch0", r"epoch(\d+)batch(\d+)")
         matches = [re.fullmatch(any_number, file) for file in os.listdir(self.model_dir)]
         return {tuple(map(int, match.groups())) for match in matches if match}
 
 
-def _of(client: int, path: str) -> str:
-    """A client's name of a file of which every client has its own."""
-    return f"{path}.client{client}" if client else path
-
-
 def _own(path: str) -> str:
-    return _of(world().client, path)
+    return client_path(world().client, path)
 
 
 def _write(net: Any, path: str) -> None:

@@ -15,7 +15,7 @@ from mxnet.optimizer import Optimizer, Updater
 from .states import Position, States, apply, check, collect, decode, encode
 from .topology import World
 
-__all__ = ["load_alone", "load_together", "put_in_place", "save_together"]
+__all__ = ["client_path", "load_alone", "load_together", "put_in_place", "save_together"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def save_together(
         states.position = position
         if scaler is not None:
             states.scaler = {name: getattr(scaler, name) for name in _SCALER}
-        _write(_path(world.client, fname), encode(states))
+        _write(client_path(world.client, fname), encode(states))
 
     _on_leader(world, save)
 
@@ -137,8 +137,9 @@ def put_in_place(
             setattr(scaler, name, states.scaler[name])
 
 
-def _path(client: int, fname: str) -> str:
-    return fname if client == 0 else f"{fname}.client{client}"
+def client_path(client: int, path: str) -> str:
+    """Return a client's own name of a file of which each has one: `path` itself for client 0."""
+    return path if client == 0 else f"{path}.client{client}"
 
 
 def _write(path: str, data: bytes) -> None:
@@ -157,7 +158,7 @@ def _write(path: str, data: bytes) -> None:
 
 def _read(client: int, fname: str) -> Tuple[str, bytes, bool]:
     """The name and the bytes of the client's file, or of client 0's where it has no own."""
-    path = _path(client, fname)
+    path = client_path(client, fname)
     own = client == 0 or os.path.exists(path)
     if not own:
         _log.warning(

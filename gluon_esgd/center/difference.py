@@ -9,7 +9,7 @@ import numpy as np
 from ..optim.elastic import elastic_difference, weight_change
 from .layout import CARRIED, MOVED
 
-__all__ = ["center_difference", "distance_to", "is_finite"]
+__all__ = ["Span", "center_difference", "distance_to", "is_finite"]
 
 Span = Tuple[int, int, int]
 

@@ -11,6 +11,7 @@ __all__ = [
     "CARRIED",
     "MOVED",
     "check_chunks",
+    "check_exact",
     "check_out",
     "check_sizes",
     "checked_kinds",
@@ -137,6 +138,15 @@ def checked_kinds(kinds: Any, count: int) -> np.ndarray:
             f"AVERAGED ({AVERAGED}) or CARRIED ({CARRIED})"
         )
     return found
+
+
+def check_exact(exact: Sequence[bool], count: int) -> List[bool]:
+    """Return `exact` for each of `count` chunks, false where none is given, or raise ValueError."""
+    if len(exact) not in (0, count):
+        raise ValueError(
+            f"exact has {len(exact)} entries for {count} chunks; give one for each, or none"
+        )
+    return [bool(flag) for flag in exact] or [False] * count
 
 
 def chunk_range(chunks: Sequence[Tuple[int, int]], start: int, stop: int) -> Tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Option
 from ..errors import CenterError, raise_faults
 from .contract import check_contract, own_contract
 from .ends import AgentEnd, ZygoteEnd
-from .layout import check_chunks, check_sizes
+from .layout import check_chunks, check_exact, check_sizes
 from .lifeline import Lifeline
 from .mailbox import Mailbox
 from .memory import Memory
@@ -220,11 +220,7 @@ class CenterLink:
             )
         plain = check_sizes(sizes)
         cuts = check_chunks(chunks, sum(plain))
-        if len(exact) not in (0, len(cuts)):
-            raise ValueError(
-                f"exact has {len(exact)} entries for {len(cuts)} chunks; give one for each, or none"
-            )
-        return Memory.create(plain, cuts, exact)
+        return Memory.create(plain, cuts, check_exact(exact, len(cuts)))
 
     def close(self) -> None:
         """End agent and zygote; the center stays on the servers. Idempotent.

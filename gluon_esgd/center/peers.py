@@ -10,7 +10,7 @@ from ..communicator import Communicator
 from ..errors import CenterError
 from ..optim.outer import Outer
 from . import contract as contracts
-from .layout import check_chunks, check_sizes
+from .layout import check_chunks, check_exact, check_sizes
 from .peer_mailbox import PeerMailbox, center_errors
 
 __all__ = ["PeerLink"]
@@ -76,10 +76,10 @@ class PeerLink:
             them; on those that wait too long for the others.
         """
         mine: Dict[str, Any] = {"fault": None, "name": name}
-        plain, everything = list(sizes), dict(contract)
+        plain, flags, everything = list(sizes), list(exact), dict(contract)
         try:
-            plain = self._checked(name, sizes, chunks, exact)
-            own = contracts.own_contract(plain, chunks, exact)
+            plain, flags = self._checked(name, sizes, chunks, exact)
+            own = contracts.own_contract(plain, chunks, flags)
             contracts.check_contract(contract, len(own))
             everything.update(own)
             # The seeder is compared by the seed; here any one will do.
@@ -88,7 +88,6 @@ class PeerLink:
             mine["fault"] = str(error)
         self._compare(self.gather(mine, f"the mailbox '{name}'"), everything)
         with center_errors():
-            flags = list(exact) or [False] * len(chunks)
             self._boxes[name] = PeerMailbox(
                 self, self._leaders, name, plain, chunks, flags, self._outer
             )
@@ -100,16 +99,12 @@ class PeerLink:
         sizes: Sequence[int],
         chunks: Sequence[Tuple[int, int]],
         exact: Sequence[bool],
-    ) -> List[int]:
+    ) -> Tuple[List[int], List[bool]]:
         if name in self._boxes:
             raise ValueError(f"name={name!r} is in use; attached are {', '.join(self._boxes)}")
         plain = check_sizes(sizes)
         cuts = check_chunks(chunks, sum(plain))
-        if len(exact) not in (0, len(cuts)):
-            raise ValueError(
-                f"exact has {len(exact)} entries for {len(cuts)} chunks; give one for each, or none"
-            )
-        return plain
+        return plain, check_exact(exact, len(cuts))
 
     def _compare(self, said: List[Dict[str, Any]], contract: Mapping[str, int]) -> None:
         client = f"client {self._leaders.rank}"

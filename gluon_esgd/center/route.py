@@ -51,11 +51,6 @@ class Route:
             for start, stop in self._memory.chunks
         ]
 
-    @property
-    def has_halves(self) -> bool:
-        """Whether anything is rounded on this route."""
-        return any(half is not None for half in self._halves)
-
     def zeros(self) -> List[Any]:
         """Return arrays of zeros to initialize the keys with."""
         types = ["float32" if half is None else "float16" for half in self._halves]

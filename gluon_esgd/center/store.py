@@ -20,7 +20,7 @@ from ..optim import Outer
 from ..optim.elastic import weight_change
 from . import contract as contracts
 from . import pslite
-from .difference import center_difference, distance_to, is_finite
+from .difference import Span, center_difference, distance_to, is_finite
 from .keys import PLAIN, STEP, Keys
 from .layout import CARRIED, kind_spans
 from .memory import Memory
@@ -31,8 +31,6 @@ __all__ = ["Store", "StoredVector"]
 
 # What rounding leaves after one is exact after the next, but where the center was far larger.
 _CORRECTIONS = 4
-
-Span = Tuple[int, int, int]
 
 
 def _acknowledged(arrays: Sequence[Any]) -> None:

@@ -45,7 +45,7 @@ class Masters:
 
         It waits, and only then. What it does not find is an error where it is needed.
         """
-        if self._usual is None:
+        if self._usual is None and self._optimizer.multi_precision:
             new = [i for i in range(len(self._params)) if self._has_master(i)]
             if not self._looked.issuperset(new):
                 self._looked.update(new)

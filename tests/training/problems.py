@@ -123,6 +123,15 @@ def solve_regression(rule: str, steps: int, lr: float, **settings: Any) -> Tuple
     return own, center, truth
 
 
+def assert_at_the_minimum(results: Sequence[Tuple[np.ndarray, ...]]) -> None:
+    """Of `solve_regression`, by worker: one center, near the minimum, and all clients near it."""
+    centers = [center for _, center, _ in results]
+    for own, center, truth in results:
+        np.testing.assert_array_equal(center, centers[0])
+        np.testing.assert_allclose(own, center, atol=1e-3)
+        np.testing.assert_allclose(center, truth, atol=1e-3)
+
+
 def make_trainer(net: Any, **kwargs: Any) -> Any:
     from gluon_esgd import ElasticTrainer
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 import mxnet as mx
-import numpy as np
 import pytest
 
 from ..pool import Pools, Shape, label
-from .problems import FEATURES, flat, network, solve_regression
+from .problems import FEATURES, assert_at_the_minimum, flat, network, solve_regression
 
 pytestmark = pytest.mark.servers
 
@@ -26,12 +25,7 @@ CASES = [("esgd", ESGD, {"interval": 4, "lazy": 2}), ("asgd", ASGD, {})]
 def test_rules_reach_the_minimum_of_a_convex_problem(
     pools: Pools, rule: str, shape: Shape, settings: Dict[str, Any]
 ) -> None:
-    results = pools.get(shape).run(_solve, rule, settings)
-    centers = [center for _, center, _ in results]
-    for own, center, truth in results:
-        np.testing.assert_array_equal(center, centers[0])
-        np.testing.assert_allclose(own, center, atol=1e-3)
-        np.testing.assert_allclose(center, truth, atol=1e-3)
+    assert_at_the_minimum(pools.get(shape).run(_solve, rule, settings))
 
 
 def _solve(rule: str, settings: Dict[str, Any]) -> Any:
