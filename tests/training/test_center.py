@@ -170,6 +170,8 @@ def _half_precision() -> Tuple[float, float, float]:
             grad[:] = 0
             data._fresh_grad = True
         trainer.step(1)
+        with trainer.center(sync=True):
+            pass  # clients keep pace, so that each ends near the same center
     trainer.finish()
     master = trainer._updaters[0].states[0][1].asnumpy()
     own = param.data().asnumpy()
