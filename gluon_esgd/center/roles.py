@@ -59,7 +59,7 @@ class Ports:
 class _Role:
     """One scheduler or server.
 
-    `pid` is 0 until the zygote has said it; `orphan` when that zygote is gone.
+    `pid` is 0 until the zygote has said it; `orphan` says how that zygote ended, once it has.
     """
 
     def __init__(self, fields: Dict[str, Any], sock: socket.socket) -> None:
@@ -67,7 +67,7 @@ class _Role:
         self.pid, self.status = 0, None  # type: int, Optional[int]
         self.address: Optional[str] = None
         self.over_at: Optional[float] = None  # when the end of its socket was seen
-        self.orphan = self.unwanted = False
+        self.orphan, self.unwanted = "", False
 
     def look(self) -> bool:
         """Find out whether it has ended; return whether that is seen for the first time."""
@@ -83,10 +83,10 @@ class _Role:
         """Say how it ended; None where it has not, or where that may still be heard."""
         if self.status is not None:
             return ending(self.status)
+        if self.orphan and not self.pid:  # if it was forked after all it ends with its socket
+            return f"was not started: its zygote {self.orphan}"
         if self.over_at is None:
             return None
-        if self.orphan and not self.pid:
-            return "was not started: its zygote is gone"
         return "is gone" if time.monotonic() > self.over_at + _WORD_S else None
 
     def message(self, say: str, **more: Any) -> Dict[str, Any]:
@@ -219,11 +219,10 @@ class Roles:
 
     def _lose_zygote(self, zygote: ZygoteEnd) -> None:
         """Take over its children; the next role gets another zygote."""
-        zygote.process.kill()
         zygote.close()  # waits: from then on they are this process's own
         self._zygote = None
         for role in self._roles.values():
-            role.orphan = True
+            role.orphan = role.orphan or f"ended with {zygote.process.returncode}"
             if role.unwanted:
                 _kill_child(role.pid)
 

@@ -14,10 +14,12 @@ from typing import Any, Dict, Iterator, List
 import numpy as np
 import pytest
 
+from gluon_esgd.center import wire
 from gluon_esgd.center.ends import AgentEnd, ZygoteEnd
 from gluon_esgd.center.lifeline import Lifeline
 from gluon_esgd.center.lines import LARGEST, encode
 from gluon_esgd.center.memory import Memory
+from gluon_esgd.center.zygote import Zygote
 from gluon_esgd.launch import proc
 
 from .stations import LIMIT_S, SECRET, FakeLeader, Message, Station
@@ -175,6 +177,31 @@ def test_roles_outlive_their_zygote_and_the_next_ones_get_another(
     station.do("end", generation=newer)
     until(lambda: all(map(ended, [*pids(roles), *pids(new)])), 5.0)
     _everything_was_told(station)
+
+
+def test_a_role_whose_zygote_ends_before_it_forks_is_told(tmp_path: Path) -> None:
+    with begun(tmp_path) as station:
+        (zygote,) = station.zygotes
+        os.kill(zygote, signal.SIGSTOP)
+        counts = {"generation": 1, "num_clients": 1, "num_servers": 1}
+        station.do("serve", role="server", index=0, scheduler="127.0.0.1:9", **counts)
+        _everything_was_told(station)
+        os.kill(zygote, signal.SIGKILL)
+        told = station.heard.say("ended", generation=1, role="server", pid=0)
+        assert told["how"] == "was not started: its zygote ended with -9"
+
+
+def test_a_fork_that_fails_is_the_end_of_one_child_only(monkeypatch: Any) -> None:
+    def fail() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fail)
+    (ours, theirs), (control, _leader) = wire.pair(), wire.pair()
+    with ours, control, _leader:
+        zygote = Zygote(control, -1, {})
+        zygote._obey({"fork": "server", "tag": 1, "terms": {}}, [theirs.detach()])
+        ours.settimeout(LIMIT_S)
+        assert ours.recv(1) == b"" and not zygote._children
 
 
 def test_a_role_that_cannot_be_started_is_told(station: Station, generation: Any) -> None:
