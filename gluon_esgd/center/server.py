@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from .. import settings
-from . import lifeline, pslite
+from . import pslite
 from .secret import verify
 
 if TYPE_CHECKING:
@@ -81,16 +81,14 @@ def serve(role: str, wrap: Callable[[Updater], Updater] = _as_it_is) -> None:
     _be(role, Terms(job.scheduler, job.num_clients, job.num_servers), wrap)
 
 
-def run(
-    role: str, sock: socket.socket, lifeline_fd: int, log: str, terms: Mapping[str, Any]
-) -> None:
+def run(role: str, sock: socket.socket, log: str, terms: Mapping[str, Any]) -> None:
     """Be a role in a process that was forked for it, under the fields of `Terms`.
 
-    It writes to the file `log`, and ends with `sock` and with the lifeline's holder.
+    It writes to the file `log`. It ends with `sock`, that is with its station, which forks nobody
+    who could keep the other end open.
     """
     for fd in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), fd)
-    lifeline.watch(lifeline_fd)
     threading.Thread(target=_end_with, args=(sock,), name="station", daemon=True).start()
     _be(role, Terms(**terms), _as_it_is)
 

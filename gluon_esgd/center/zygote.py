@@ -103,11 +103,11 @@ def _agent(fds: List[int], lifeline_fd: int, terms: Mapping[str, Any]) -> None:
 
 
 def _node(role: str) -> Callable[..., None]:
-    def be(fds: List[int], lifeline_fd: int, terms: Mapping[str, Any]) -> None:
+    def be(fds: List[int], _: int, terms: Mapping[str, Any]) -> None:
         from . import server
 
         fields = dict(terms)
-        server.run(role, socket.socket(fileno=fds[0]), lifeline_fd, fields.pop("log"), fields)
+        server.run(role, socket.socket(fileno=fds[0]), fields.pop("log"), fields)
 
     return be
 

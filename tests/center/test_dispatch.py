@@ -114,8 +114,10 @@ def test_the_launcher_is_obeyed() -> None:
 def test_a_client_that_connects_again_is_not_missed() -> None:
     desk, one, other = Desk(), FakeLeader(), FakeLeader()
     heard = {"say": "heard", "client": 2, "message": HELLO}
-    for leader in (one, one, other):
+    for leader in (one, one):
         desk.dispatcher.from_leader(leader, HELLO)
+    assert not one.dropped
+    desk.dispatcher.from_leader(other, HELLO)
     assert one.dropped and not other.dropped and desk.said == [heard] * 3
     desk.dispatcher.left(one)
     desk.dispatcher.from_launcher({"do": "tell", "client": 2, "message": {"do": "go"}})

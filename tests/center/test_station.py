@@ -327,6 +327,8 @@ def test_roles_end_with_their_station(tmp_path: Path, way: str) -> None:
         roles, (zygote,) = station.serve(1, 1, 2), station.zygotes
         assert ignores_sigint(station.process.pid)
         if way == "SIGKILL":
+            os.kill(zygote, signal.SIGKILL)  # then they must see it by themselves
+            until(lambda: ended(zygote), 5.0)
             station.process.kill()
         elif way == "SIGTERM":
             for pid in (zygote, *pids(roles)):
