@@ -338,8 +338,8 @@ def test_roles_end_with_their_station(tmp_path: Path, way: str) -> None:
             station.end_input()
         code = station.process.wait(10.0)
         assert code == (-signal.SIGKILL if way == "SIGKILL" else 0)
-        until(lambda: not proc.job_processes(station.marker), 2.0)
-        assert all(map(ended, (zygote, *pids(roles))))
+        until(lambda: all(map(ended, (zygote, *pids(roles)))), 5.0)
+        until(lambda: not proc.job_processes(station.marker), 5.0)
         assert station.socket.exists() == (way == "SIGKILL")
     finally:
         station.kill()
