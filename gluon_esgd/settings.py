@@ -128,6 +128,12 @@ class Settings:
     client_size: Optional[int] = _by_launcher(None, _int(1), "ranks in each client, as announced")
     num_servers: int = _by_launcher(0, _int(0), "parameter servers in the job")
     scheduler: Optional[str] = _by_launcher(None, _address, "host:port of the scheduler")
+    station: Optional[str] = _by_launcher(
+        None,
+        _text,
+        "socket of the station on this machine, by which the leader hears of generations",
+    )
+    life: int = _by_launcher(0, _int(0), "how often this client was started again")
     places: Optional[str] = _by_launcher(
         None, _places, "place of each rank among the workers of its machine; unset: not bound"
     )

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Dict, Mapping, Optional, Sequence, Union
+from typing import IO, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..errors import CenterError
 from . import pslite, wire
 from .lifeline import Lifeline
 from .wire import READY
 
-__all__ = ["AgentEnd", "ZygoteEnd"]
+__all__ = ["AgentEnd", "ZygoteEnd", "ending"]
 
 _END_S = 1.0  # for a process to end by itself, before SIGKILL
 _POLL_S = 0.005  # another thread may have read the answer that this one waits for
@@ -32,9 +32,12 @@ def _environment() -> Dict[str, str]:
     return env
 
 
-def _ending(status: int) -> str:
+def ending(status: int) -> str:
+    """Say how a process ended, from its wait status."""
     if os.WIFSIGNALED(status):
-        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        number = os.WTERMSIG(status)
+        name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
+        return f"was killed by {name}"
     return f"ended with code {os.WEXITSTATUS(status)}"
 
 
@@ -88,22 +91,33 @@ class ZygoteEnd:
             with self._lock:
                 gone = self._drain()
                 if tag in self._endings:
-                    return _ending(self._endings[tag])
+                    return ending(self._endings[tag])
             if gone and self.process.poll() is not None:
                 return f"is gone with its zygote, which ended with {self.process.returncode}"
             time.sleep(_POLL_S)
         return "is gone"
 
     def _drain(self) -> bool:
+        said, is_gone = self.news()
+        for message in said:
+            if "status" in message:
+                self._endings[message["tag"]] = message["status"]
+        return is_gone
+
+    def fileno(self) -> int:
+        """Return what to wait on for `news`."""
+        return self._sock.fileno()
+
+    def news(self) -> Tuple[List[Dict[str, Any]], bool]:
+        """Return what the zygote has said since it was last asked, and whether it is gone."""
+        said = []
         try:
             while True:
-                message, _ = wire.receive(self._sock)
-                if "status" in message:
-                    self._endings[message["tag"]] = message["status"]
+                said.append(wire.receive(self._sock)[0])
         except BlockingIOError:
-            return False
+            return said, False
         except (EOFError, OSError):
-            return True
+            return said, True
 
     def close(self) -> None:
         """End the zygote and all its children; at most a second or so."""

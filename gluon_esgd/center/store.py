@@ -26,6 +26,7 @@ from .layout import CARRIED, kind_spans
 from .memory import Memory
 from .route import Route, X
 from .rule import COMMAND, encode
+from .secret import sign
 
 __all__ = ["Store", "StoredVector"]
 
@@ -54,6 +55,10 @@ class Store:
         The fields of `Outer`: how exchanges move the center. Plain sums unless given.
     compression : {'fp16'}, optional
         Half floats to and from the servers.
+    generation : int
+        Of the servers.
+    secret : str
+        Of the job, in hex; empty for servers that were started by hand.
     """
 
     def __init__(
@@ -65,6 +70,8 @@ class Store:
         sync: bool,
         outer: Optional[Mapping[str, float]] = None,
         compression: Optional[str] = None,
+        generation: int = 0,
+        secret: str = "",
     ) -> None:
         self.client, self.num_clients, self.sync = client, num_clients, sync
         self.outer, self.compression = Outer(**(outer or {})), compression
@@ -75,7 +82,8 @@ class Store:
             mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.kv.handle, ctypes.c_int(0))
         )
         if not sync:
-            self.kv._send_command_to_servers(COMMAND, encode(self.outer))
+            text = sign(bytes.fromhex(secret), generation, encode(self.outer))
+            self.kv._send_command_to_servers(COMMAND, text)
         elif compression:  # the servers then add up in float32 what comes and goes in float16
             number = _get_kvstore_server_command_type("kSetMultiPrecision")
             self.kv._send_command_to_servers(number, "")

@@ -1,8 +1,9 @@
 """A process that has imported MXNet, never makes a KVStore, and forks those that do.
 
 ``python -m gluon_esgd.center.zygote SOCKET_FD LIFELINE_FD``. Importing MXNet is
-the price of every start; a fork of this process is ready at once. A request is
-one datagram: ``{"fork": role, "tag": number, "terms": {...}}`` with the child's
+the price of every start; a fork of this process is ready at once. A leader has
+one for its agents, a station one for scheduler and servers. A request is one
+datagram: ``{"fork": role, "tag": number, "terms": {...}}`` with the child's
 own descriptors, or ``{"kill": tag}``. ``{"tag", "pid"}`` and, at its end,
 ``{"tag", "status"}`` (as ``os.wait`` gives it) come back. The process ends with
 its socket or its leader, and its children with it.
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from . import lifeline, wire
 
@@ -65,11 +66,16 @@ class Zygote:
                 os.kill(pid, signal.SIGKILL)
 
     def _fork(self, request: Mapping[str, Any], fds: List[int]) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._be_child(request, fds)
-        for fd in fds:
-            os.close(fd)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_child(request, fds)
+        except OSError:  # no child, whose other end is told by the end of its socket
+            traceback.print_exc()
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
         self._children[pid] = request["tag"]
         wire.send(self._control, {"tag": request["tag"], "pid": pid})
 
@@ -96,14 +102,25 @@ def _agent(fds: List[int], lifeline_fd: int, terms: Mapping[str, Any]) -> None:
     agent.run(socket.socket(fileno=fds[0]), lifeline_fd, terms)
 
 
+def _node(role: str) -> Callable[..., None]:
+    def be(fds: List[int], _: int, terms: Mapping[str, Any]) -> None:
+        from . import server
+
+        fields = dict(terms)
+        server.run(role, socket.socket(fileno=fds[0]), fields.pop("log"), fields)
+
+    return be
+
+
 def main(argv: Sequence[str]) -> None:
     """Leave the leader's core and the terminal's SIGINT, import MXNet, serve."""
     control = socket.socket(fileno=int(argv[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # before MXNet starts its threads
-    from . import agent  # noqa: F401  (loads MXNet, which all children then have)
+    from . import agent, server  # noqa: F401  (load MXNet, which all children then have)
 
-    Zygote(control, int(argv[1]), {"agent": _agent}).run()
+    roles = {"agent": _agent, **{role: _node(role) for role in server.ROLES}}
+    Zygote(control, int(argv[1]), roles).run()
     os._exit(0)
 
 

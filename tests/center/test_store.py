@@ -14,7 +14,8 @@ from gluon_esgd.center import even_chunks
 from gluon_esgd.center.keys import CENTER, PLAIN, STEP, Keys, span_of
 from gluon_esgd.center.memory import Memory
 from gluon_esgd.center.rule import COMMAND, CenterRule, encode
-from gluon_esgd.center.server import _obey
+from gluon_esgd.center.secret import sign
+from gluon_esgd.center.server import Controller, Terms
 from gluon_esgd.center.store import StoredVector
 from gluon_esgd.optim import Outer
 
@@ -103,30 +104,61 @@ class Trap:
         return (pytest.fail, ("unpickled",))
 
 
+SECRET = b"\x07" * 32
+
+
+def signed(body: str, secret: bytes = SECRET, generation: int = 3) -> bytes:
+    return sign(secret, generation, body).encode()
+
+
 NOT_OBEYED = [
     (0, pickle.dumps(Trap())),
-    (7, encode(Outer()).encode()),
     (0, b""),
-    (0, b"accumulate"),
-    (0, b"[0.5, 1.0]"),
-    (0, b'{"momentum": 0.5}'),
-    (0, b'{"momentum": 0.5, "learning_rate": 1.0, "nesterov": 1.0}'),
-    (0, b'{"momentum": "0.5", "learning_rate": 1.0}'),
-    (0, b'{"momentum": true, "learning_rate": 1.0}'),
-    (0, b'{"momentum": 1.0, "learning_rate": 1.0}'),
-    (0, b'{"momentum": NaN, "learning_rate": 1.0}'),
+    (0, encode(Outer()).encode()),
+    (7, signed(encode(Outer()))),
+    (0, signed(encode(Outer()), secret=b"")),
+    (0, signed(encode(Outer()), generation=2)),
+    (0, signed(encode(Outer())) + b" " * 4096),
+    (0, signed("accumulate")),
+    (0, signed("[" * 3000)),
+    (0, signed("\ud800")),
+    (0, signed("[0.5, 1.0]")),
+    (0, signed('{"momentum": 0.5}')),
+    (0, signed('{"momentum": 0.5, "learning_rate": 1.0, "nesterov": 1.0}')),
+    (0, signed('{"momentum": "0.5", "learning_rate": 1.0}')),
+    (0, signed('{"momentum": true, "learning_rate": 1.0}')),
+    (0, signed('{"momentum": 1.0, "learning_rate": 1.0}')),
+    (0, signed('{"momentum": NaN, "learning_rate": 1.0}')),
 ]
 
 
-def test_a_server_obeys_one_command_and_unpickles_nothing(caplog: Any) -> None:
-    server, rule = FakeServer(), CenterRule(1)
+def controller() -> Controller:
+    rule = CenterRule(1)
+    return Controller(FakeServer(), rule, rule, Terms("h:1", 1, 1, 3, SECRET.hex()))
+
+
+def test_a_server_obeys_one_signed_command_and_unpickles_nothing(caplog: Any) -> None:
+    one = controller()
+    server, rule = one._store, one._rule
     with caplog.at_level(logging.INFO):
-        for command, body in NOT_OBEYED:
-            _obey(server, rule, rule, command, body)
+        for count, (command, text) in enumerate(NOT_OBEYED, 1):
+            one.obey(command, text)
             assert server.rule is None and rule.outer.is_plain
-            assert f"unknown command {command}" in caplog.records[-1].getMessage()
-        _obey(server, rule, rule, COMMAND, encode(Outer(0.5, 2.0)).encode())
+            said = caplog.records[-1].getMessage()
+            assert f"command {command} of {len(text)} bytes was dropped" in said
+            assert f"{count} dropped so far" in said
+        one.obey(COMMAND, signed(encode(Outer(0.5, 2.0))))
     assert server.rule is rule and rule.outer == Outer(0.5, 2.0)
+    assert SECRET.hex() not in caplog.text
+
+
+def test_a_flood_of_commands_does_not_fill_the_log(caplog: Any) -> None:
+    one = controller()
+    for _ in range(5000):
+        one.obey(0, b"")
+    assert one.dropped == 5000
+    assert [r.getMessage().split()[-4] for r in caplog.records[-3:]] == ["1024", "2048", "4096"]
+    assert len(caplog.records) < 120
 
 
 def test_the_servers_rule_adds_in_place() -> None:

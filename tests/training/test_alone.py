@@ -112,7 +112,8 @@ def test_importing_the_package_starts_and_loads_nothing() -> None:
 
 
 def test_what_leaders_need_of_the_center_loads_no_mxnet() -> None:
-    code = "import gluon_esgd.center, gluon_esgd.center.zygote; print('mxnet' in sys.modules)"
+    modules = ", ".join(f"gluon_esgd.center.{name}" for name in ("link", "zygote", "station"))
+    code = f"import {modules}; print('mxnet' in sys.modules)"
     assert _python(code, ("mpi4py", "cupy", "mxnet")) == "False\n"
 
 
