@@ -1,0 +1,146 @@
+"""Who takes part in the center: leaders that are connected, and the vectors they registered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+__all__ = ["Member", "Members", "differences"]
+
+Vector = Dict[str, Any]
+
+
+@dataclass
+class Member:
+    """What is known of the leader of one client.
+
+    Attributes
+    ----------
+    client, pid, life : int
+        As it said hello: its number, its process, how often its client was started again.
+    host : int
+        Station that holds its connection.
+    connected, finished : bool
+        Whether a station holds its connection, and whether it took its leave.
+    absent : bool
+        Its agent was not ready in time; until it says something, no generation waits for it.
+    vectors : dict
+        What it registered, by name.
+    answered : set of str
+        Names for which this connection was told "attached".
+    progress : dict
+        What it last said of its training.
+    """
+
+    client: int
+    pid: int
+    life: int
+    host: int
+    connected: bool = True
+    finished: bool = False
+    absent: bool = False
+    vectors: Dict[str, Vector] = field(default_factory=dict)
+    answered: Set[str] = field(default_factory=set)
+    progress: Dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """Whether generations are to have it."""
+        return self.connected and not self.finished and bool(self.vectors)
+
+
+class Members:
+    """All leaders of a job, and the vectors that they have in common.
+
+    Parameters
+    ----------
+    clients : sequence of int
+        The clients that the job is meant to have.
+    """
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        self.expected: Set[int] = set(clients)
+        self.schema: Dict[str, Vector] = {}  # in the order in which agents attach them
+        self._known_by: Dict[str, List[int]] = {}
+        self._all: Dict[int, Member] = {}
+
+    def get(self, client: int) -> Optional[Member]:
+        """Return the member, None where it never said hello."""
+        return self._all.get(client)
+
+    def hello(self, client: int, pid: int, life: int, host: int) -> None:
+        """Enter a leader; one that only lost its connection registers its vectors once more."""
+        self._all[client] = Member(client, pid, life, host)
+
+    def drop(self, client: int) -> None:
+        """Forget a leader."""
+        self._all.pop(client, None)
+
+    def at(self, host: int) -> List[Member]:
+        """Return the leaders whose connections a station holds."""
+        return [member for member in self._all.values() if member.host == host]
+
+    def set_absent(self, client: int) -> None:
+        """Wait no longer for the agent of a client, until its leader says something."""
+        self._all[client].absent = True
+
+    @property
+    def live(self) -> List[int]:
+        """Clients that generations are to have."""
+        return sorted(client for client, member in self._all.items() if member.live)
+
+    @property
+    def present(self) -> List[int]:
+        """Those of them whose agents were ready when they were asked to be."""
+        return [client for client in self.live if not self._all[client].absent]
+
+    def pid(self, client: int) -> int:
+        """Return the process of a leader, 0 where it is not connected."""
+        member = self._all.get(client)
+        return member.pid if member is not None and member.connected else 0
+
+    def compare(self, client: int, vector: Vector) -> List[str]:
+        """Return what a vector differs in from the one that is agreed on by its name, if any."""
+        name = vector["name"]
+        if name not in self.schema:
+            return []
+        other = next((f"client {k}" for k in self._known_by[name] if k != client), "the center")
+        return differences([(other, self.schema[name]), (f"client {client}", vector)])
+
+    def with_vector(self, name: str) -> Dict[int, Vector]:
+        """Return what the live clients registered by this name, by client."""
+        return {k: v[name] for k, v in ((k, self._all[k].vectors) for k in self.live) if name in v}
+
+    def unknown(self) -> List[str]:
+        """Return the names that live clients registered and that are not agreed on."""
+        names = (name for client in self.live for name in self._all[client].vectors)
+        return list(dict.fromkeys(name for name in names if name not in self.schema))
+
+    def agree(self, name: str) -> None:
+        """Take a vector, which all clients registered alike, into the schema."""
+        have = self.with_vector(name)
+        self.schema[name], self._known_by[name] = next(iter(have.values())), list(have)
+
+    def forget(self, name: str, client: int) -> None:
+        """Drop what a client registered by this name."""
+        self._all[client].vectors.pop(name, None)
+
+
+def differences(vectors: Sequence[Tuple[str, Vector]]) -> List[str]:
+    """Return what vectors, each with whose it is, do not have in common; a sentence for each."""
+    names = dict.fromkeys(name for _, vector in vectors for name in vector["contract"])
+    rows = {name: [(who, v["contract"].get(name)) for who, v in vectors] for name in names}
+    found = [_told(name, row) for name, row in rows.items() if len({n for _, n in row}) > 1]
+    if not found and any(_layout(vector) != _layout(vectors[0][1]) for _, vector in vectors):
+        found.append("sizes and cuts: they are not the same")  # though their checksums are
+    return found
+
+
+def _layout(vector: Vector) -> Any:
+    return vector["sizes"], vector["chunks"], vector["exact"]
+
+
+def _told(name: str, row: Sequence[Tuple[str, Optional[int]]]) -> str:
+    others = [who for i, who in enumerate(row) if i == 0 or who[1] != row[0][1]]
+    said = (f"{who} has {'none' if value is None else value}" for who, value in others)
+    return f"{name}: " + ", ".join(said)
