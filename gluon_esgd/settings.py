@@ -134,6 +134,9 @@ class Settings:
         "socket of the station on this machine, by which the leader hears of generations",
     )
     life: int = _by_launcher(0, _int(0), "how often this client was started again")
+    grace_s: float = _by_launcher(
+        30.0, _float(0, open_=False), "how long a rank has from a SIGTERM to its end"
+    )
     places: Optional[str] = _by_launcher(
         None, _places, "place of each rank among the workers of its machine; unset: not bound"
     )

@@ -45,8 +45,17 @@ _FLAGS = (
     ("--hostfile", "FILE", "the same from a file, one 'NAME slots=4' a line"),
     ("--remote-shell", "CMD", "what runs a command on another host (default: ssh)"),
     ("--job-dir", "DIR", "logs and state (default: .esgd/<time>-<pid>); all hosts must see it"),
+    ("--resume", "DIR", "instead: the folder of an earlier job, whose checkpoints it goes on from"),
+    (
+        "--max-restarts",
+        "N",
+        "how often a failed client is started again (default: 3 with servers"
+        " and rule esgd or asgd; else the whole job, if given)",
+    ),
+    ("--min-clients", "M", "go on with M clients when one is not started again (default: all)"),
+    ("--grace", "SECONDS", "from SIGTERM to the end of ranks, to save in (default: 30)"),
     ("--start-timeout", "SECONDS", "limit for all ranks to have started (default: 120)"),
-    ("--port", "PORT", "port of the scheduler (default: a free one)"),
+    ("--port", "PORT", "port of the first scheduler, the next take the next (default: free ones)"),
     ("--bind", "cores|none", "cores and thread caps of their own for ranks (default: cores)"),
     ("--mpiexec", "PATH", "MPICH's or Open MPI's (default: beside python, then on PATH)"),
 )
@@ -110,6 +119,11 @@ def spec_from(options: argparse.Namespace) -> JobSpec:
         env=tuple(_variable(text) for text in options.env),
         start_timeout_s=reader.get("start_timeout", float, "a number of seconds"),
         port=reader.get("port", int, "an integer"),
+        max_restarts=reader.get("max_restarts", int, "an integer"),
+        min_clients=reader.get("min_clients", int, "an integer"),
+        grace_s=reader.get("grace", float, "a number of seconds", 30.0),
+        job_dir=_job_dir(reader, options),
+        resume=options.resume is not None,
         faults=reader.faults,
         **whole,
         **real,
@@ -118,10 +132,16 @@ def spec_from(options: argparse.Namespace) -> JobSpec:
 
 
 def _texts(options: argparse.Namespace) -> Dict[str, Any]:
-    given = {name: getattr(options, name) for name in ("rule", "compression", "job_dir", "mpiexec")}
+    given = {name: getattr(options, name) for name in ("rule", "compression", "mpiexec")}
     given["remote_shell"] = options.remote_shell or "ssh"
     given["bind"] = options.bind or "cores"
     return {**given, "dry_run": options.dry_run}
+
+
+def _job_dir(reader: _Reader, options: argparse.Namespace) -> Optional[str]:
+    if options.job_dir is not None and options.resume is not None:
+        reader.faults.append("--job-dir and --resume: give one of them")
+    return options.job_dir if options.resume is None else options.resume
 
 
 def _hosts(reader: _Reader, options: argparse.Namespace) -> Tuple[Host, ...]:

@@ -16,6 +16,8 @@ from .state import Failure, exit_code
 
 __all__ = ["Child", "clean_environment"]
 
+# What stands for a signal on the control channel of a rank on another host.
+CONTROL: Dict[int, bytes] = {signal.SIGINT: b"c", signal.SIGTERM: b"t"}
 _DROPPED = ("DMLC_", "PS_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", PREFIX)
 
 
@@ -52,11 +54,12 @@ class Child:
         self.process = process
         self.ended_at = 0.0
         self._log = open(process.log, "ab", buffering=0)  # noqa: SIM115 -- open as long as we
-        shows = process.client is not None
+        talks = process.remote or process.station is not None
+        shows = process.client is not None or process.station is not None
         self._popen = subprocess.Popen(
             process.argv,
             env={**clean_environment(environ), **process.env},
-            stdin=subprocess.PIPE if process.remote else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
             stdout=subprocess.PIPE if shows else self._log,
             stderr=self._log,
             start_new_session=True,
@@ -66,6 +69,8 @@ class Child:
         if self._popen.stdout is not None:
             os.set_blocking(self._popen.stdout.fileno(), False)
             self.output = [self._popen.stdout.fileno()]
+        if self._popen.stdin is not None:
+            os.set_blocking(self._popen.stdin.fileno(), False)
 
     @property
     def pid(self) -> int:
@@ -78,11 +83,16 @@ class Child:
             self.ended_at = time.time()
         return self._popen.returncode
 
-    def interrupt(self) -> None:
-        """Pass a Ctrl-C on over the control channel of a process on another host."""
-        if self._popen.stdin is not None:
+    @property
+    def input(self) -> Optional[int]:
+        """Descriptor of its standard input, while that is ours to write."""
+        return None if self._popen.stdin is None else self._popen.stdin.fileno()
+
+    def pass_on(self, number: int) -> None:
+        """Pass SIGINT or SIGTERM on over the control channel of a process on another host."""
+        if self.input is not None:
             with contextlib.suppress(OSError):  # it is ending already
-                os.write(self._popen.stdin.fileno(), b"c")
+                os.write(self.input, CONTROL[number])
 
     def end(self, number: int) -> None:
         """Send a signal if it still runs, and close its control channel."""
@@ -101,6 +111,7 @@ class Child:
         for stream in (self._log, self._popen.stdout, self._popen.stdin):
             if stream is not None:
                 stream.close()
+        self.output, self._popen.stdin = [], None
 
     def failure(self) -> Failure:
         """Describe its end as the failure of the job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import List, Sequence
+from typing import Callable, List, Sequence, Tuple
 
 from . import proc
 from .child import Child
@@ -17,37 +17,42 @@ _RANK = ["-m", "gluon_esgd.launch.rank"]
 
 
 class Ending:
-    """The steps by which the children of a job end.
+    """The steps by which the children of a job, or of one client, end.
 
     Ranks get SIGINT from here, not through ``mpiexec``, which would kill them
-    at once; ``mpiexec`` follows when they are gone. Servers and scheduler never
-    end by themselves: they get SIGTERM as soon as no client is left.
+    at once; ``mpiexec`` follows when they are gone. With a grace they get SIGTERM
+    first and have that long to end by themselves. Stations never do so: they get
+    SIGTERM as soon as no client is left.
 
     Parameters
     ----------
     children : list of Child
         All that was started; may still grow.
-    marker : str
-        NAME=VALUE that marks the job's processes in their environment.
+    markers : str
+        NAME=VALUE, all of which mark the processes in their environment.
     """
 
-    def __init__(self, children: List[Child], marker: str) -> None:
+    def __init__(self, children: List[Child], *markers: str) -> None:
         self._children = children
-        self._marker = marker
-        self._steps = [
-            (0.0, self._interrupt),
-            (INTERRUPT_S, self._terminate),
-            (INTERRUPT_S + TERMINATE_S, self._kill),
-        ]
+        self._markers = markers
+        self._steps: List[Tuple[float, Callable[[], None]]] = []
         self._began = 0.0
         self._center_asked = False
         self.begun = False
 
-    def begin(self) -> None:
+    def begin(self, grace_s: float = 0.0) -> None:
         """Start to end everything; a second call changes nothing."""
-        if not self.begun:
-            self.begun, self._began = True, time.monotonic()
-            self.step()
+        if self.begun:
+            return
+        self.begun, self._began = True, time.monotonic()
+        self._steps = [
+            (grace_s, self._interrupt),
+            (grace_s + INTERRUPT_S, self._terminate),
+            (grace_s + INTERRUPT_S + TERMINATE_S, self._kill),
+        ]
+        if grace_s:
+            self._steps.insert(0, (0.0, self._ask))
+        self.step()
 
     def hurry(self) -> None:
         """Kill everything now."""
@@ -74,19 +79,25 @@ class Ending:
         kind = [c for c in self._children if (c.process.client is not None) == clients]
         return [child for child in kind if child.poll() is None]
 
+    def _ask(self) -> None:
+        self._tell_ranks(signal.SIGTERM)
+
     def _interrupt(self) -> None:
+        self._tell_ranks(signal.SIGINT)
+
+    def _tell_ranks(self, number: int) -> None:
         for child in self._alive(clients=True):
-            child.interrupt()
-        for pid, argv in proc.job_processes(self._marker).items():
+            child.pass_on(number)
+        for pid, argv in proc.job_processes(*self._markers).items():
             if argv[1:3] == _RANK and "--control" not in argv[: argv.index("--")]:
-                proc.signal_quietly(pid, signal.SIGINT)
+                proc.signal_quietly(pid, number)
 
     def _terminate(self) -> None:
         self._end(self._children, signal.SIGTERM)
 
     def _kill(self) -> None:
         self._end(self._children, signal.SIGKILL)
-        proc.kill_job(self._marker, limit_s=0.1)
+        proc.kill_job(*self._markers, limit_s=0.1)
 
     def _end(self, children: Sequence[Child], number: int) -> None:
         for child in children:
@@ -95,6 +106,6 @@ class Ending:
     def sweep(self) -> None:
         """Kill what outlived its parents, and wait, bounded, until it is gone."""
         self._end(self._children, signal.SIGKILL)
-        proc.kill_job(self._marker)
+        proc.kill_job(*self._markers)
         for child in self._children:
             child.poll()

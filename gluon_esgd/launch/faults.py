@@ -110,10 +110,28 @@ def _reach(spec: JobSpec, away: List[str]) -> Iterator[str]:
 def _options(spec: JobSpec) -> Iterator[str]:
     if spec.start_timeout_s is not None and not spec.start_timeout_s > 0:
         yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds"
+    if not 0 <= spec.grace_s < float("inf"):
+        yield f"--grace {spec.grace_s:g} must be at least 0 seconds"
+    yield from _restarts(spec)
     if spec.bind not in ("cores", "none"):
         yield f"--bind {spec.bind} must be cores or none"
     for name, value in spec.env:
         yield from _variable(name, value)
+
+
+def _restarts(spec: JobSpec) -> Iterator[str]:
+    if spec.max_restarts is not None and spec.max_restarts < 0:
+        yield f"--max-restarts {spec.max_restarts} must be at least 0"
+    least = spec.min_clients
+    if least is not None and not 1 <= least <= spec.clients:
+        yield f"--min-clients {least} must lie in 1 .. {spec.clients}, the number of clients"
+    elif least not in (None, spec.clients) and (spec.num_servers < 1 or spec.rule == "sgd"):
+        yield (
+            f"--min-clients {least}: only clients that exchange through servers by rule esgd or "
+            "asgd can go on without one; leave it out"
+        )
+    if spec.resume and not os.path.isdir(spec.job_dir or ""):
+        yield f"--resume {spec.job_dir!r} is not a folder; give that of the job to go on with"
 
 
 def _variable(name: str, value: object) -> Iterator[str]:

@@ -7,12 +7,24 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from ..settings import Settings
+from ..settings import PREFIX, Settings
 from .hosts import place_workers, remote_argv
 from .mpi import Mpi, Reach
 from .spec import JobSpec
 
-__all__ = ["Process", "Site", "plan", "show"]
+__all__ = [
+    "STATION",
+    "Process",
+    "Site",
+    "client_process",
+    "leader_at",
+    "plan",
+    "servers_at",
+    "show",
+    "socket_path",
+]
+
+STATION = ("-m", "gluon_esgd.center.station")  # what the interpreter runs on each host
 
 
 @dataclass(frozen=True)
@@ -27,8 +39,8 @@ class Site:
         Absolute path of the job's folder.
     here : frozenset of str
         Names among the job's hosts that are this machine.
-    scheduler : str, optional
-        host:port of the scheduler, when there are servers.
+    address : str
+        By which the other hosts reach the scheduler, when there are servers.
     mpi : Mpi, optional
         The mpiexec, when clients have several ranks or share an MPI job.
     environ : mapping of str to str
@@ -41,7 +53,7 @@ class Site:
     cwd: str
     job_dir: str
     here: FrozenSet[str]
-    scheduler: Optional[str]
+    address: str
     mpi: Optional[Mpi]
     environ: Mapping[str, str]
     base: Settings
@@ -54,7 +66,7 @@ class Process:
     Attributes
     ----------
     name : str
-        "scheduler", "server 0", "client 1".
+        "station 0", "client 1".
     host : str
         Where it runs; the first host for an MPI job on several.
     argv : tuple of str
@@ -64,11 +76,13 @@ class Process:
     log : str
         File that gets its output; ranks write logs of their own.
     client : int, optional
-        Number of the client, the first where it starts several; None for scheduler and servers.
+        Number of the client, the first where it starts several; None for a station.
     clients : int
         How many clients it starts.
     remote : bool
         Reached through a remote shell; its standard input is the control channel.
+    station : int, optional
+        Number of the host whose station it is; standard input and output carry messages.
     """
 
     name: str
@@ -79,44 +93,56 @@ class Process:
     client: Optional[int] = None
     clients: int = 1
     remote: bool = False
+    station: Optional[int] = None
 
 
 def plan(spec: JobSpec, site: Site) -> List[Process]:
-    """Return the processes in the order of their start: scheduler, servers, clients."""
-    if spec.is_split:
-        return [_all_clients(spec, site)]
-    return [*_center(spec, site), *(_client(spec, site, k) for k in range(spec.clients))]
+    """Return the processes in the order of their start: stations, clients."""
+    clients = [0] if spec.is_split else range(spec.clients)
+    return [*_stations(spec, site), *(client_process(spec, site, k) for k in clients)]
 
 
-def _all_clients(spec: JobSpec, site: Site) -> Process:
-    """One MPI job, whose ranks find their clients themselves."""
-    first = _client(spec, site, 0)
-    return replace(first, name=f"clients 0 to {spec.clients - 1}", clients=spec.clients)
+def client_process(spec: JobSpec, site: Site, client: int, life: int = 0) -> Process:
+    """Return what starts a client for the `life`-th time again; all clients of a split job."""
+    process = _client(spec, site, client, life)
+    if not spec.is_split:
+        return process
+    return replace(process, name=f"clients 0 to {spec.clients - 1}", clients=spec.clients)
 
 
-def _center(spec: JobSpec, site: Site) -> List[Process]:
+def servers_at(spec: JobSpec) -> List[int]:
+    """Return for each server the number of its host; the scheduler is on the first."""
+    return [k % len(spec.host_list) for k in range(spec.num_servers)]
+
+
+def leader_at(spec: JobSpec, client: int) -> int:
+    """Return the number of the host on which a client has its rank 0."""
+    first = place_workers(spec.host_list, spec.workers)[client * spec.client_size]
+    return [host.name for host in spec.host_list].index(first)
+
+
+def _stations(spec: JobSpec, site: Site) -> List[Process]:
     if not spec.num_servers:
         return []
-    names = ["scheduler", *(f"server {k}" for k in range(spec.num_servers))]
-    hosts = [host.name for host in spec.host_list]
-    placed = [hosts[0], *(hosts[k % len(hosts)] for k in range(spec.num_servers))]
-    return [_center_process(spec, site, name, host) for name, host in zip(names, placed)]
+    leaders_at = (leader_at(spec, client) for client in range(spec.clients))
+    return [_station(spec, site, number) for number in sorted({0, *servers_at(spec), *leaders_at})]
 
 
-def _center_process(spec: JobSpec, site: Site, name: str, host: str) -> Process:
-    role = name.split()[0]
-    settings = replace(_settings(spec, site), places=None)  # servers are not bound
+def _station(spec: JobSpec, site: Site, number: int) -> Process:
+    host = spec.host_list[number].name
+    settings = replace(_settings(spec, site), places=None, station=None)  # nothing here is bound
     env = {**settings.environment(), "CUDA_VISIBLE_DEVICES": ""}
-    argv = [site.python, "-m", "gluon_esgd.center.server", role]
-    log = f"{site.job_dir}/logs/{name.replace(' ', '')}.log"
-    return _placed(spec, site, Process(name, host, tuple(argv), env, log))
+    argv, log = (site.python, *STATION), f"{site.job_dir}/logs/station.log"
+    return _placed(spec, site, Process(f"station {number}", host, argv, env, log, station=number))
 
 
-def _client(spec: JobSpec, site: Site, client: int) -> Process:
+def _client(spec: JobSpec, site: Site, client: int, life: int) -> Process:
     hosts = place_workers(spec.host_list, spec.workers)
     mine = [hosts[worker] for worker in _workers(spec, client)]
     name, log = f"client {client}", f"{site.job_dir}/logs/client{client}.log"
-    env = {**_user_env(spec, site), **_settings(spec, site, client).environment()}
+    settings = replace(_settings(spec, site, client), life=life)
+    # The number also where it is the default: it marks the client's processes.
+    env = {**_user_env(spec, site), **settings.environment(), f"{PREFIX}CLIENT": str(client)}
     if len(mine) > 1:
         argv, vendor_env = _mpi_job(spec, site, mine, env)
         return Process(name, mine[0], argv, {**vendor_env, **env}, log, client)
@@ -149,19 +175,12 @@ def _placed(spec: JobSpec, site: Site, process: Process) -> Process:
     """Return the process as it is started from here: on another host by the remote shell."""
     if process.host in site.here:
         return process
-    module = "gluon_esgd.launch.relay" if process.client is None else "gluon_esgd.launch.rank"
-    command = process.argv if process.client is None else spec.command
-    argv = _wrapped(site, module, ["--control"], command)
+    if process.client is None:  # its standard input is its own
+        argv = _wrapped(site, "gluon_esgd.launch.relay", [], process.argv)
+    else:
+        argv = _wrapped(site, "gluon_esgd.launch.rank", ["--control"], spec.command)
     words = remote_argv(spec.remote_shell, process.host, site.cwd, process.env, argv)
-    return Process(
-        process.name,
-        process.host,
-        tuple(words),
-        process.env,
-        process.log,
-        process.client,
-        remote=True,
-    )
+    return replace(process, argv=tuple(words), remote=True)
 
 
 def _user_env(spec: JobSpec, site: Site) -> Dict[str, str]:
@@ -169,7 +188,7 @@ def _user_env(spec: JobSpec, site: Site) -> Dict[str, str]:
 
 
 def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
-    """Return what the processes of a client read; servers read those of client 0."""
+    """Return what the processes of a client read; stations read those of client 0."""
     values = {name: getattr(spec, name) for name in ("rule", "interval", "alpha", "beta", "lazy")}
     values.update(
         job_dir=site.job_dir,
@@ -177,12 +196,22 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
         num_clients=spec.clients,
         client_size=spec.client_size,
         num_servers=spec.num_servers,
-        scheduler=site.scheduler,
+        station=_socket(spec, site, client) if spec.num_servers else None,
         places=_places(spec, site, client) if spec.bind == "cores" else None,
         compression=spec.compression or site.base.compression,
         start_timeout_s=spec.start_timeout_s or site.base.start_timeout_s,
+        grace_s=spec.grace_s,
     )
     return replace(site.base, **values)
+
+
+def _socket(spec: JobSpec, site: Site, client: int) -> str:
+    return socket_path(site.job_dir, leader_at(spec, client))
+
+
+def socket_path(job_dir: str, number: int) -> str:
+    """Return where the station of a host listens."""
+    return f"{job_dir}/state/host{number}.sock"
 
 
 def _workers(spec: JobSpec, client: int) -> range:

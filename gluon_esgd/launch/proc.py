@@ -16,6 +16,7 @@ from ..settings import PREFIX
 __all__ = [
     "adopt_orphans",
     "clean_shared_memory",
+    "client_marker",
     "descendants",
     "die_with_parent",
     "files_in_use",
@@ -81,24 +82,33 @@ def marker(job_dir: str) -> str:
     return f"{PREFIX}JOB_DIR={job_dir}"
 
 
-def job_processes(marker: str) -> Dict[int, List[str]]:
-    """Return pid -> argv of the living processes whose start environment has `marker`."""
-    wanted, out = marker.encode(), {}
+def client_marker(client: int) -> str:
+    """Return the NAME=VALUE that is in the environment of every process of a client."""
+    return f"{PREFIX}CLIENT={client}"
+
+
+def job_processes(*markers: str) -> Dict[int, List[str]]:
+    """Return pid -> argv of the living processes whose start environment has all `markers`."""
+    wanted, out = {marker.encode() for marker in markers}, {}
     for pid in _pids():
-        if pid != os.getpid() and wanted in _read(pid, "environ").split(b"\0") and _is_alive(pid):
+        if pid != os.getpid() and wanted <= _environment(pid) and _is_alive(pid):
             out[pid] = _read(pid, "cmdline").decode("utf-8", "replace").split("\0")[:-1]
     return out
 
 
-def kill_job(marker: str, limit_s: float = 3.0) -> None:
-    """Kill the processes that `marker` marks, and wait at most `limit_s` until they are gone."""
+def _environment(pid: int) -> Set[bytes]:
+    return set(_read(pid, "environ").split(b"\0"))
+
+
+def kill_job(*markers: str, limit_s: float = 3.0) -> None:
+    """Kill the processes that `markers` mark, and wait at most `limit_s` until they are gone."""
     limit = time.monotonic() + limit_s
-    left = job_processes(marker)
+    left = job_processes(*markers)
     while left and time.monotonic() < limit:
         for pid in left:
             signal_quietly(pid, signal.SIGKILL)
         time.sleep(0.02)
-        left = job_processes(marker)
+        left = job_processes(*markers)
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -22,6 +22,7 @@ from .relay import Relay, split_command
 __all__ = ["core_set", "main", "place_of", "rank_of"]
 
 _CANNOT_RUN = 127
+LAUNCHER_FIRST_S = 10.0  # after a grace: the launcher interrupts, then terminates, then kills
 _HELD_BYTES = 4096  # of the leader's unfinished line
 
 
@@ -126,15 +127,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for part in ("logs", "state"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     output = _Output(folder / "logs" / f"{name}.log", client, rank)
-    pid, code = _run(command, output, "--control" in flags, folder / "state" / f"{name}.start")
+    relay = Relay(
+        command,
+        output.write,
+        output.pause,
+        control="--control" in flags,
+        grace_s=settings.grace_s + LAUNCHER_FIRST_S,
+    )
+    pid, code = _run(relay, command, output, folder / "state" / f"{name}.start")
     output.finish()
     end = {"signal": proc.signal_name(-code)} if code < 0 else {"returncode": code}
     _report(folder / "state" / f"{name}.exit", pid=pid, **end)
     return 128 - code if code < 0 else code
 
 
-def _run(command: Sequence[str], output: _Output, control: bool, started: Path) -> Tuple[int, int]:
-    relay = Relay(command, output.write, output.pause, control)
+def _run(relay: Relay, command: Sequence[str], output: _Output, started: Path) -> Tuple[int, int]:
     try:
         relay.start()
     except OSError as error:

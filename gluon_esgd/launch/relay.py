@@ -1,6 +1,6 @@
 """Runs one command as a child and answers for it: signals, control channel, its whole tree.
 
-``python -m gluon_esgd.launch.relay [--control] -- CMD`` is how a server runs on
+``python -m gluon_esgd.launch.relay [--control] -- CMD`` is how a station runs on
 another host: when the connection ends, so does the command.
 """
 
@@ -38,7 +38,10 @@ class Relay:
     on_quiet : callable, optional
         Called when output has paused for `QUIET_S`.
     control : bool
-        Standard input belongs to the launcher: a byte is a SIGINT, end of file a SIGTERM.
+        Standard input belongs to the launcher: ``c`` is a SIGINT, ``t`` a SIGTERM with all its
+        grace, end of file one that is followed up soon.
+    grace_s : float
+        From a SIGTERM to SIGKILL, unless this process has lost its parent.
     """
 
     def __init__(
@@ -47,7 +50,9 @@ class Relay:
         on_output: Callable[[bytes], None],
         on_quiet: Callable[[], None] = lambda: None,
         control: bool = False,
+        grace_s: float = KILL_AFTER_S,
     ) -> None:
+        self._parent, self._grace_s = os.getppid(), grace_s
         self._command = list(command)
         self._on_output, self._on_quiet = on_output, on_quiet
         self._selector = selectors.DefaultSelector()
@@ -113,18 +118,24 @@ class Relay:
             os.close(key.fd)
 
     def _on_control(self, key: selectors.SelectorKey) -> None:
-        if os.read(0, 64):
-            self._end(signal.SIGINT)
-        else:
+        told = os.read(0, 64)
+        if not told:
             self._selector.unregister(key.fd)
-            self._end(signal.SIGTERM)
+            self._end(signal.SIGTERM, KILL_AFTER_S)
+        if b"c" in told:
+            self._end(signal.SIGINT)
+        elif b"t" in told:
+            self._end(signal.SIGTERM, self._grace_s)
 
     def _on_signals(self, key: selectors.SelectorKey) -> None:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 self._reap()
-            else:
-                self._end(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+            elif number == signal.SIGINT:
+                self._end(signal.SIGINT)
+            else:  # without the parent it comes from the kernel, and nobody gives any time
+                asked = number == signal.SIGTERM and os.getppid() == self._parent
+                self._end(signal.SIGTERM, self._grace_s if asked else KILL_AFTER_S)
 
     def _reap(self) -> None:
         while True:
@@ -137,12 +148,12 @@ class Relay:
             elif pid == 0:
                 return
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, kill_after_s: float = KILL_AFTER_S) -> None:
         """Forward a signal, and let harder ones follow."""
         proc.signal_quietly(self.pid, number)
         now = time.monotonic()
         if number == signal.SIGTERM:
-            self._escalation = [(now + KILL_AFTER_S, signal.SIGKILL)]
+            self._escalation = [(now + kill_after_s, signal.SIGKILL)]
         elif not self._escalation:
             kill = (now + TERM_AFTER_S + KILL_AFTER_S, signal.SIGKILL)
             self._escalation = [(now + TERM_AFTER_S, signal.SIGTERM), kill]

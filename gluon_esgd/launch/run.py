@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import FrozenSet, Iterator, Mapping, Optional
+from typing import FrozenSet, Iterator, Mapping
 
 from ..errors import LaunchError
 from ..settings import PREFIX, Settings, read
@@ -38,14 +38,12 @@ def run(spec: JobSpec, output: int = 1) -> int:
         The folder cannot be made.
     """
     site = look_around(spec, os.environ)
-    processes = plan(spec, site)
     if spec.dry_run:
-        print(show(processes))
+        print(show(plan(spec, site)))
         return 0
-    _make_job_dir(site.job_dir)
+    _make_job_dir(site.job_dir, spec.resume)
     print(f"gluon-esgd: job in {site.job_dir}", file=sys.stderr, flush=True)
-    limit = spec.start_timeout_s or site.base.start_timeout_s
-    return Runner(processes, site.job_dir, spec.client_size, limit, os.environ, output).run()
+    return Runner(spec, site, output).run()
 
 
 def look_around(spec: JobSpec, environ: Mapping[str, str]) -> Site:
@@ -57,7 +55,7 @@ def look_around(spec: JobSpec, environ: Mapping[str, str]) -> Site:
         cwd=os.getcwd(),
         job_dir=os.path.abspath(spec.job_dir or os.path.join(".esgd", name)),
         here=here,
-        scheduler=_scheduler(spec, here) if spec.num_servers else None,
+        address=_address(spec, here),
         mpi=mpi.find(spec.mpiexec) if spec.needs_mpi else None,
         environ=environ,
         base=_user_settings(spec, environ),
@@ -73,36 +71,27 @@ def _user_settings(spec: JobSpec, environ: Mapping[str, str]) -> Settings:
     return replace(settings, stall_abort_s=_STALL_ABORT_S)
 
 
-def _scheduler(spec: JobSpec, here: FrozenSet[str]) -> str:
-    host = spec.host_list[0].name
+def _address(spec: JobSpec, here: FrozenSet[str]) -> str:
+    """Return by which address the scheduler, on the first host, is reached."""
     if len(here) == len(spec.host_list):
-        return f"127.0.0.1:{spec.port or _free_port('127.0.0.1')}"
-    address = _address(host)
-    port = spec.port or _free_port(address if address and host in here else "127.0.0.1")
-    return f"{address or host}:{port}"
-
-
-def _address(host: str) -> Optional[str]:
+        return "127.0.0.1"
+    host = spec.host_list[0].name
     try:
         return socket.gethostbyname(host)
     except OSError:
-        return None  # only in a dry run; otherwise it is a fault of the command line
+        return host  # only in a dry run; otherwise it is a fault of the command line
 
 
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
-def _make_job_dir(path: str) -> None:
-    """Make the folder, private; logs and state of an earlier job in it move aside."""
+def _make_job_dir(path: str, resume: bool) -> None:
+    """Make the folder, private; what an earlier job left in it moves aside, or is resumed from."""
     if proc.job_processes(proc.marker(path)):
         raise LaunchError(f"a job is running in {path}; end it, or give another --job-dir")
     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for part in (Path(path, "logs"), Path(path, "state")):
+    logs, state, checkpoints = (Path(path, name) for name in ("logs", "state", "checkpoints"))
+    for part in (logs, state, *[checkpoints] * (not resume)):
         if part.exists():
             part.rename(next(old for old in _numbered(part) if not old.exists()))
+    for part in (logs, state):
         part.mkdir(mode=0o700)
 
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import select
 import selectors
 import signal
 import sys
 import time
-from typing import Dict, List, Mapping, Optional, Sequence
+from functools import partial
+from typing import Dict, List, Optional
 
+from ..errors import LaunchError
 from . import proc
 from .child import Child
 from .ending import Ending
 from .guard import Guard
-from .plan import Process
-from .state import Failure, first_failed_rank, missing_ranks
+from .lives import Lives, Restarts
+from .plan import Process, Site, client_process, leader_at, plan, servers_at
+from .spec import JobSpec
+from .state import Failure, first_failed_rank
+from .stations import Stations
 from .terminal import Terminal
+from .terms import Terms
 from .wakeup import SignalPipe
 
 __all__ = ["Runner"]
 
 _LOOK_S = 0.25  # how often reports of ranks and deadlines are looked at
+_RESTARTS = 3  # of a client that can come back to a center
 # MPICH's own words on a failure, to standard output; ours name the rank, so these go to the log.
 _BANNER = re.compile(rb"\n=+\n=   BAD TERMINATION.*", re.DOTALL)
 _ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -33,49 +41,46 @@ class Runner:
 
     Parameters
     ----------
-    processes : sequence of Process
-        The plan.
-    job_dir : str
-        Absolute path of the job's folder, which exists.
-    client_size : int
-        Ranks in each client.
-    start_timeout_s : float
-        How long all ranks may take to report their start.
-    environ : mapping of str to str
-        The launcher's environment.
+    spec : JobSpec
+        The job.
+    site : Site
+        The machine; the job's folder exists.
     output : int, default 1
         File descriptor that gets what the ranks print.
     """
 
-    def __init__(
-        self,
-        processes: Sequence[Process],
-        job_dir: str,
-        client_size: int,
-        start_timeout_s: float,
-        environ: Mapping[str, str],
-        output: int = 1,
-    ) -> None:
-        self._processes, self._environ = processes, environ
-        self._job_dir, self._client_size = job_dir, client_size
-        self._start_timeout_s = start_timeout_s
+    def __init__(self, spec: JobSpec, site: Site, output: int = 1) -> None:
+        self._spec, self._site = spec, site
+        self._job_dir = site.job_dir
+        self._start_limit_s = spec.start_timeout_s or site.base.start_timeout_s
         self._children: List[Child] = []
         self._terminal = Terminal(output)
         self._selector = selectors.PollSelector()
         self._lines: Dict[int, bytes] = {}
         self._failure: Optional[Failure] = None
-        self._all_started = False
-        self._marker = proc.marker(job_dir)
+        self._marker = proc.marker(site.job_dir)
         self._ending = Ending(self._children, self._marker)
-        self._began = time.monotonic()
+        self._stations: Optional[Stations] = None
+        self._lives = Lives(
+            site.job_dir,
+            spec.client_size,
+            self._start_limit_s,
+            start=self._start_client,
+            drop=self._drop,
+            restarts=self._restarts,
+            joined=self._joined,
+            leave=self._leave,
+            begin_anew=self._begin_anew,
+            fail=self._fail,
+        )
         self._signals = SignalPipe([*_ASKED, signal.SIGCHLD])
 
     def run(self) -> int:
         """Run the job to its end; return the exit code."""
         began, guard = time.time(), Guard(self._marker)
-        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         try:
-            self._start()
+            self._begin()
             while not self._ending.done():
                 self._step()
         finally:
@@ -85,26 +90,104 @@ class Runner:
             guard.dismiss()
         return self._verdict()
 
-    def _start(self) -> None:
-        for process in self._processes:
-            try:
-                child = Child(process, self._environ)
-            except OSError as error:
-                how = f"failed: {process.argv[0]} cannot be started ({error.strerror})"
-                return self._fail(Failure(process.name, how, 1, time.time()))
-            self._children.append(child)
-            for fd in child.output:
-                self._selector.register(fd, selectors.EVENT_READ, child)
+    def _begin(self) -> None:
+        processes = plan(self._spec, self._site)
+        stations = [process for process in processes if process.client is None]
+        try:
+            if stations:
+                self._stations = self._new_stations(stations)
+            self._lives.begin([p.client for p in processes if p.client is not None])
+        except LaunchError:
+            pass  # told, and ending
+
+    def _new_stations(self, processes: List[Process]) -> Stations:
+        spec = self._spec
+        terms = Terms(
+            clients=range(spec.clients),
+            scheduler_at=0,
+            servers_at=servers_at(spec),
+            address=self._site.address,
+            port=spec.port or 0,
+            secret=secrets.token_hex(32),
+            start_limit_s=self._start_limit_s,
+        )
+        leaders_at = [leader_at(spec, client) for client in range(spec.clients)]
+        return Stations(
+            terms,
+            processes,
+            leaders_at,
+            self._job_dir,
+            self._start,
+            self._drop,
+            self._selector,
+            self._fail,
+        )
+
+    def _start(self, process: Process) -> Child:
+        """Start a process; where it cannot be, the job fails and LaunchError is raised."""
+        try:
+            child = Child(process, self._site.environ)
+        except OSError as error:
+            how = f"failed: {process.argv[0]} cannot be started ({error.strerror})"
+            self._fail(Failure(process.name, how, 1, time.time()))
+            raise LaunchError(how) from None
+        self._children.append(child)
+        return child
+
+    def _start_client(self, client: int, life: int) -> Child:
+        child = self._start(client_process(self._spec, self._site, client, life))
+        for fd in child.output:
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._relay, fd, child))
+        return child
 
     def _step(self) -> None:
         for key, _ in self._selector.select(_LOOK_S):
-            if key.data is None:
-                self._on_signals()
-            else:
-                self._relay(key.fd, key.data)
+            key.data()
         self._terminal.flush(0)
         self._look()
         self._ending.step()
+
+    def _look(self) -> None:
+        for child in self._children:
+            child.poll()
+        if self._ending.begun:
+            return
+        try:
+            if self._stations is not None:
+                self._stations.look()
+            if not self._ending.begun:
+                self._lives.look()
+        except LaunchError:
+            return
+        if self._lives.are_over and not self._ending.begun:
+            self._end()
+
+    def _end(self, grace_s: float = 0.0) -> None:
+        if self._stations is not None:
+            self._stations.end()
+        self._ending.begin(grace_s)
+
+    # Who may start again.
+
+    def _restarts(self) -> Restarts:
+        spec, most = self._spec, self._spec.max_restarts
+        whole = self._stations is None or bool(self._stations.generations.sync)
+        if most is None:
+            most = 0 if whole else _RESTARTS
+        return Restarts(most, whole, spec.min_clients or spec.clients)
+
+    def _joined(self, client: int) -> bool:
+        return self._stations is None or client in self._stations.generations.joined
+
+    def _leave(self, client: int) -> None:
+        if self._stations is not None:
+            self._stations.generations.leave(client)
+
+    def _begin_anew(self) -> None:
+        if self._stations is not None:
+            self._stations.begin_anew()
+
+    # What they print.
 
     def _relay(self, fd: int, child: Child) -> None:
         try:
@@ -127,6 +210,20 @@ class Runner:
         self._lines[fd] = rest
         return head + newline
 
+    def _drop(self, child: Child) -> None:
+        """Give back what belongs to a child that has ended."""
+        if child.process.client is not None:
+            for fd in child.output:
+                while fd in self._selector.get_map() and _readable(fd):
+                    self._relay(fd, child)
+                if fd in self._selector.get_map():  # somebody who is none of ours holds it
+                    self._selector.unregister(fd)
+                    self._lines.pop(fd, None)
+        child.close()
+        self._children.remove(child)
+
+    # How it ends.
+
     def _on_signals(self) -> None:
         for number in self._signals.take():
             if number != signal.SIGCHLD:
@@ -136,58 +233,22 @@ class Runner:
         if self._ending.begun:
             return self._ending.hurry()
         name = _ASKED[signal.Signals(number)]
-        print(
-            f"gluon-esgd: {name}: ending the job; once more kills it", file=sys.stderr, flush=True
-        )
-        self._fail(Failure("the job", f"was ended by {name}", 128 + number, 0.0))
+        grace_s = self._spec.grace_s if number == signal.SIGTERM else 0.0
+        when = f" within {grace_s:g} s" if grace_s else ""
+        self._say(f"{name}: ending the job{when}; once more kills it")
+        self._fail(Failure("the job", f"was ended by {name}", 128 + number, 0.0), grace_s)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: Failure, grace_s: float = 0.0) -> None:
         if self._failure is None or failure.time < self._failure.time:
             self._failure = failure
-        self._ending.begin()
-
-    def _look(self) -> None:
-        """See who has ended, who has failed, and who never came."""
-        codes = {child: child.poll() for child in self._children}
-        if self._ending.begun:
-            return
-        clients = [child for child in codes if child.process.client is not None]
-        failed = first_failed_rank(self._job_dir) or self._failed_child(codes)
-        if failed is not None:
-            self._fail(failed)
-        elif all(codes[child] == 0 for child in clients):
-            self._ending.begin()
-        elif not self._all_started:
-            self._look_for_missing(sum(child.process.clients for child in clients))
-
-    def _failed_child(self, codes: Mapping[Child, Optional[int]]) -> Optional[Failure]:
-        for child, code in codes.items():
-            early = child.process.client is None and code is not None
-            if early or code:
-                return child.failure()
-        return None
-
-    def _look_for_missing(self, clients: int) -> None:
-        missing = missing_ranks(self._job_dir, clients, self._client_size)
-        self._all_started = not missing
-        if missing and time.monotonic() - self._began > self._start_timeout_s:
-            names = ", ".join(f"client {client} rank {rank}" for client, rank in missing)
-            how = f"failed: not started within {self._start_timeout_s:g} s (--start-timeout)"
-            self._fail(Failure(names, how, 1, time.time(), self._log_of(missing[0][0])))
-
-    def _log_of(self, client: int) -> Optional[str]:
-        for process in (child.process for child in self._children):
-            if process.client is not None and 0 <= client - process.client < process.clients:
-                return process.log
-        return None
+        self._end(grace_s)
 
     def _drain(self) -> None:
         """Show what is still in the pipes, then give everything back."""
-        for child in self._children:
-            for fd in child.output:
-                while fd in self._selector.get_map() and _readable(fd):
-                    self._relay(fd, child)
-            child.close()
+        if self._stations is not None:
+            self._stations.close()
+        for child in list(self._children):
+            self._drop(child)
         self._terminal.flush(1.0)
         self._signals.close()
         self._selector.close()
@@ -200,6 +261,10 @@ class Runner:
         first = min(found, key=lambda failure: failure.time)
         print(first.text(), file=sys.stderr, flush=True)
         return first.code
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"gluon-esgd: {text}", file=sys.stderr, flush=True)
 
 
 def _readable(fd: int) -> bool:

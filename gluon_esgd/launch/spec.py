@@ -42,7 +42,15 @@ class JobSpec:
     start_timeout_s : float
         How long all workers may take to start.
     port : int, optional
-        Of the scheduler; unset: a free one.
+        Of the first generation's scheduler, the next take the next; unset: free ones.
+    max_restarts : int, optional
+        How often a client is started again; unset: 3 where it can come back to a center.
+    min_clients : int, optional
+        With how many clients the job goes on when one is not started again; unset: all.
+    grace_s : float
+        How long ranks have from a SIGTERM to the launcher to their end.
+    resume : bool
+        Whether the checkpoints in `job_dir` stay, to go on from.
     bind : {"cores", "none"}
         Whether workers get cores of their own and thread caps.
     mpiexec : str, optional
@@ -74,6 +82,10 @@ class JobSpec:
     job_dir: Optional[str] = None
     start_timeout_s: Optional[float] = None
     port: Optional[int] = None
+    max_restarts: Optional[int] = None
+    min_clients: Optional[int] = None
+    grace_s: float = 30.0
+    resume: bool = False
     bind: str = "cores"
     mpiexec: Optional[str] = None
     dry_run: bool = False

@@ -7,11 +7,11 @@ import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from .proc import signal_name
 
-__all__ = ["Failure", "exit_code", "first_failed_rank", "missing_ranks", "tail"]
+__all__ = ["Failure", "exit_code", "first_failed_rank", "missing_ranks", "set_aside", "tail"]
 
 _TAIL_LINES = 10
 _TAIL_BYTES = 16384
@@ -79,20 +79,30 @@ def _records(job_dir: str, kind: str) -> Dict[Tuple[int, int], Dict[str, object]
     return found
 
 
-def missing_ranks(job_dir: str, clients: int, size: int) -> List[Tuple[int, int]]:
-    """Return (client, rank) of the ranks that have not reported their start."""
+def missing_ranks(job_dir: str, clients: Sequence[int], size: int) -> List[Tuple[int, int]]:
+    """Return (client, rank) of the ranks of `clients` that have not reported their start."""
     there = {**_records(job_dir, "start"), **_records(job_dir, "exit")}
-    return [(k, r) for k in range(clients) for r in range(size) if (k, r) not in there]
+    return [(k, r) for k in clients for r in range(size) if (k, r) not in there]
 
 
-def first_failed_rank(job_dir: str) -> Optional[Failure]:
-    """Return the failure that came first among the ranks that reported one."""
+def first_failed_rank(job_dir: str, clients: Optional[Sequence[int]] = None) -> Optional[Failure]:
+    """Return the failure that came first among the ranks, of `clients` only if given."""
     failures = [
         _failure(job_dir, *who, record)
         for who, record in _records(job_dir, "exit").items()
-        if record.get("returncode") != 0
+        if record.get("returncode") != 0 and (clients is None or who[0] in clients)
     ]
     return min(failures, key=lambda failure: failure.time) if failures else None
+
+
+def set_aside(job_dir: str, clients: Sequence[int], life: int) -> None:
+    """Move what ranks of `clients` reported in a life to a folder of its own."""
+    state = Path(job_dir, "state")
+    folder = state / f"life{life}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for client in clients:
+        for path in state.glob(f"client{client}.rank*"):
+            path.replace(folder / path.name)
 
 
 def _failure(job_dir: str, client: int, rank: int, record: Dict[str, object]) -> Failure:

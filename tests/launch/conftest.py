@@ -32,15 +32,17 @@ def vendor(request):
 
 
 class Job:
-    """A launcher under test, and what it prints."""
+    """A launcher under test, with `fake_station` for a station, and what it prints."""
 
     def __init__(self, folder, arguments, command, **environ):
         self.dir = str(folder)
         self.marker = proc.marker(self.dir)
-        argv = [sys.executable, "-m", "gluon_esgd.launch", "--job-dir", self.dir]
+        argv = [sys.executable, "-m", "tests.launch.fake_launch"]
+        if "--resume" not in arguments:
+            argv += ["--job-dir", self.dir]
         self.popen = subprocess.Popen(
             [*argv, *(str(a) for a in arguments), *command],
-            env={**os.environ, **environ},
+            env={**os.environ, "PYTHONPATH": str(REPO), **environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,10 +61,12 @@ class Job:
             setattr(self, name, getattr(self, name) + line)
             self._lines.put(line)
 
-    def wait_for(self, text, count):
-        """Wait until `count` lines with `text` were printed, on either stream."""
+    def wait_for(self, text, count=1):
+        """Wait until `count` lines with `text` were printed, on either stream; return the last."""
         while count:
-            count -= text in self._lines.get(timeout=60).decode()
+            line = self._lines.get(timeout=60).decode()
+            count -= text in line
+        return line
 
     def finish(self, limit_s=60.0):
         """Wait for the end; return the exit code and the seconds it took from now."""
@@ -78,6 +82,10 @@ class Job:
 
     def state(self, name):
         return json.loads(Path(self.dir, "state", name).read_text())
+
+    def pids(self, *words):
+        """Processes of the job whose command lines have all of `words`."""
+        return [pid for pid, argv in self.processes().items() if set(words) <= set(argv)]
 
     def processes(self):
         return proc.job_processes(self.marker)

@@ -11,9 +11,7 @@ import time
 import pytest
 
 from gluon_esgd.launch import mpi, proc, state
-from gluon_esgd.launch.plan import Process
 from gluon_esgd.launch.rank import rank_of
-from gluon_esgd.launch.runner import Runner
 from gluon_esgd.launch.terminal import Terminal
 
 READY = "import signal, time\nprint('ready', flush=True)\n"
@@ -88,6 +86,15 @@ def test_a_relay_kills_who_ignores_it(relay):
     assert 1 < time.monotonic() - began < 5
 
 
+def test_the_control_channel_terminates_in_peace(relay):
+    asked = relay(
+        READY + "signal.signal(15, lambda *_: exit(7))\nprint('set')\ntime.sleep(9)", "--control"
+    )
+    asked.stdin.write(b"t")
+    asked.stdin.flush()
+    assert asked.wait(10) in (7, 128 + signal.SIGTERM)
+
+
 def test_the_control_channel_interrupts_and_its_end_terminates(relay):
     interrupted = relay(READY + "time.sleep(600)", "--control")
     interrupted.stdin.write(b"c")
@@ -159,17 +166,6 @@ def test_a_terminal_that_nobody_reads_blocks_nobody():
     os.close(writing)
 
 
-def test_a_server_that_leaves_in_peace_is_a_failure_too(marker, tmp_path, capfd):
-    (tmp_path / "state").mkdir()
-    env, log = dict([marker.split("=", 1)]), str(tmp_path / "log")
-    server = Process("server 0", "localhost", ("true",), env, log)
-    client = Process("client 0", "localhost", ("sleep", "600"), env, log, client=0)
-    before = signal.getsignal(signal.SIGTERM)
-    assert Runner([server, client], str(tmp_path), 1, 60.0, os.environ).run() == 1
-    assert "on localhost) failed: exit code 0" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 def _exit(folder, client, rank, at, **end):
     (folder / "state").mkdir(exist_ok=True)
     record = {"pid": 7, "host": "h", "time": at, **end}
@@ -189,7 +185,17 @@ def test_the_first_failure_is_the_earliest_not_the_lowest_rank(tmp_path):
 
 def test_missing_ranks_are_those_without_a_report(tmp_path):
     _exit(tmp_path, 0, 1, 1.0, returncode=0)
-    assert state.missing_ranks(str(tmp_path), 2, 2) == [(0, 0), (1, 0), (1, 1)]
+    assert state.missing_ranks(str(tmp_path), range(2), 2) == [(0, 0), (1, 0), (1, 1)]
+    assert state.missing_ranks(str(tmp_path), [1], 2) == [(1, 0), (1, 1)]
+
+
+def test_what_ranks_reported_in_an_earlier_life_counts_no_more(tmp_path):
+    _exit(tmp_path, 0, 0, 20.0, returncode=3)
+    _exit(tmp_path, 1, 0, 10.0, returncode=4)
+    assert state.first_failed_rank(str(tmp_path), [0]).code == 3
+    state.set_aside(str(tmp_path), [1], 0)
+    assert state.first_failed_rank(str(tmp_path)).code == 3
+    assert (tmp_path / "state" / "life0" / "client1.rank0.exit").exists()
 
 
 def test_the_end_of_a_log_is_what_a_terminal_shows(tmp_path):

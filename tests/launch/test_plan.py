@@ -9,7 +9,7 @@ from gluon_esgd.launch.arguments import main
 from gluon_esgd.launch.child import clean_environment
 from gluon_esgd.launch.hosts import parse_hosts
 from gluon_esgd.launch.mpi import Mpi
-from gluon_esgd.launch.plan import Site, plan
+from gluon_esgd.launch.plan import Site, client_process, leader_at, plan, servers_at
 from gluon_esgd.launch.rank import core_set, place_of
 from gluon_esgd.launch.run import look_around
 from gluon_esgd.launch.spec import JobSpec
@@ -27,7 +27,7 @@ def site(mpi=MPICH, here=("localhost",), **environ):
         cwd="/my work",
         job_dir="/jobs/1",
         here=frozenset(here),
-        scheduler="127.0.0.1:9000",
+        address="127.0.0.1",
         mpi=mpi,
         environ=environ,
         base=Settings(stall_abort_s=600.0),
@@ -53,12 +53,12 @@ def test_clients_of_one_rank_need_no_mpi():
 
 @pytest.mark.parametrize(("workers", "clients"), [(8, 4), (2, 2)])
 def test_clients_without_a_server_are_one_mpi_job(workers, clients):
-    (job,) = plan(spec(workers, clients, servers=0), replace(site(), scheduler=None))
+    (job,) = plan(spec(workers, clients, servers=0), site())
     assert list(job.argv[:3]) == ["/bin/mpiexec", "-n", str(workers)]
     assert list(job.argv[-len(RANK) :]) == RANK
     assert (job.name, job.client, job.clients) == (f"clients 0 to {clients - 1}", 0, clients)
     settings = read(job.env)
-    assert settings.is_split and settings.scheduler is None
+    assert settings.is_split and settings.station is None
     assert (settings.client, settings.num_clients) == (0, clients)
     assert (settings.client_size, settings.num_servers) == (workers // clients, 0)
     assert settings.places == ";".join(f"{w}/{workers}" for w in range(workers))
@@ -75,7 +75,7 @@ def test_a_rank_of_a_client_that_is_a_job_of_its_own_is_what_mpi_says():
 
 def test_a_split_job_on_several_hosts_passes_the_number_of_clients_on():
     job = spec(4, 2, servers=0, hosts="a:2,b:2")
-    (client,) = plan(job, replace(site(OPENMPI, here=()), scheduler=None))
+    (client,) = plan(job, site(OPENMPI, here=()))
     words = list(client.argv)
     passed = {words[k + 1] for k, word in enumerate(words) if word == "-x"}
     assert "GLUON_ESGD_NUM_CLIENTS" in passed and "a:2,b:2" in words
@@ -90,20 +90,36 @@ def test_open_mpi_is_told_the_same_in_its_own_words():
     assert client.env["OMPI_MCA_btl"] == "self,sm"
 
 
-def test_scheduler_and_servers_come_first_and_know_the_job():
-    processes = plan(spec(4, 2, servers=2, rule="esgd", interval=8), site())
-    assert [p.name for p in processes] == [
-        *("scheduler", "server 0", "server 1", "client 0", "client 1")
-    ]
-    roles = [p.argv[-1] for p in processes[:3]]
-    assert roles == ["scheduler", "server", "server"]
+def test_the_station_comes_first_and_all_know_the_job():
+    processes = plan(spec(4, 2, servers=2, rule="esgd", interval=8, grace_s=5.0), site())
+    assert [p.name for p in processes] == ["station 0", "client 0", "client 1"]
+    station, *clients = processes
+    assert station.argv == ("/py", "-m", "gluon_esgd.center.station")
+    assert (station.station, station.log) == (0, "/jobs/1/logs/station.log")
     for process in processes:
         settings = read(process.env)
         assert (settings.num_clients, settings.client_size, settings.num_servers) == (2, 2, 2)
-        assert (settings.scheduler, settings.job_dir) == ("127.0.0.1:9000", "/jobs/1")
+        assert (settings.scheduler, settings.job_dir) == (None, "/jobs/1")
         assert (settings.rule, settings.interval, settings.stall_abort_s) == ("esgd", 8, 600)
-    assert [read(p.env).client for p in processes[3:]] == [0, 1]
-    assert processes[2].log == "/jobs/1/logs/server1.log"
+        assert settings.grace_s == 5.0
+    assert [read(p.env).client for p in clients] == [0, 1]
+    assert {read(p.env).station for p in clients} == {"/jobs/1/state/host0.sock"}
+
+
+def test_a_client_that_starts_again_knows_its_life():
+    job = spec(4, 2, servers=1)
+    assert [read(client_process(job, site(), 0, life).env).life for life in (0, 1, 2)] == [0, 1, 2]
+    first, again = (client_process(job, site(), 1, life) for life in (0, 3))
+    assert (first.argv, first.log) == (again.argv, again.log)
+
+
+def test_each_host_with_servers_or_leaders_has_a_station():
+    job = spec(6, 2, hosts="a:2,b:1,c:3", servers=2)
+    stations = [p for p in plan(job, site(here=("a",))) if p.client is None]
+    assert [(p.host, p.station) for p in stations] == [("a", 0), ("b", 1), ("c", 2)]
+    one = spec(6, 2, hosts="a:4,b:1,c:1")  # server and both leaders are on the first
+    assert [p.station for p in plan(one, site(here=("a",))) if p.client is None] == [0]
+    assert servers_at(job) == [0, 1] and leader_at(job, 1) == 2
 
 
 def test_compression_is_a_flag_or_the_users_variable():
@@ -113,11 +129,10 @@ def test_compression_is_a_flag_or_the_users_variable():
     assert look_around(spec(1), environ).base.compression == "fp16"
 
 
-def test_servers_are_neither_bound_nor_given_a_gpu():
-    scheduler, server, *_ = plan(spec(2, 2), site())
-    for process in (scheduler, server):
-        assert read(process.env).places is None
-        assert process.env["CUDA_VISIBLE_DEVICES"] == ""
+def test_stations_are_neither_bound_nor_given_a_gpu():
+    station, *_ = plan(spec(2, 2), site())
+    assert read(station.env).places is None
+    assert station.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(("workers", "clients"), [(1, 1), (4, 1), (4, 2), (6, 3), (4, 4)])
@@ -172,25 +187,27 @@ def test_hosts_and_variables_reach_open_mpi(version, agent):
     assert "OMPI_MCA_btl" not in client.env
 
 
-def test_a_server_on_another_host_is_started_by_the_shell_all_quoted():
+def test_a_station_on_another_host_is_started_by_the_shell_all_quoted():
     job = spec(2, 2, hosts="a:1,b:1", servers=2, remote_shell="ssh -q")
     processes = plan(job, site(here=("a",)))
-    assert [p.host for p in processes] == ["a", "a", "b", "a", "b"]
-    assert [p.remote for p in processes] == [False, False, True, False, True]
-    shell, quiet, host, line = processes[2].argv
+    assert [p.host for p in processes] == ["a", "b", "a", "b"]
+    assert [p.remote for p in processes] == [False, True, False, True]
+    shell, quiet, host, line = processes[1].argv
     assert (shell, quiet, host) == ("ssh", "-q", "b")
     assert line.startswith("cd '/my work' && exec env ")
     words = shlex.split(line)
-    relay = ["/py", "-m", "gluon_esgd.launch.relay", "--control", "--"]
-    assert words[-len(relay) - 4 :] == [*relay, "/py", "-m", "gluon_esgd.center.server", "server"]
+    relay = ["/py", "-m", "gluon_esgd.launch.relay", "--"]  # whose input goes to the station
+    assert words[-len(relay) - 3 :] == [*relay, "/py", "-m", "gluon_esgd.center.station"]
     settings = read(dict(w.split("=", 1) for w in words if w.startswith("GLUON_ESGD_")))
     assert settings.num_servers == 2
+    there = read(processes[3].env).station
+    assert there == "/jobs/1/state/host1.sock"
 
 
 def test_the_users_variables_reach_workers_and_only_them():
     job = spec(2, 2, env=(("A", "1"), ("HOME", None)))
-    scheduler, _, first, second = plan(job, site(HOME="/me"))
-    assert "A" not in scheduler.env
+    station, first, second = plan(job, site(HOME="/me"))
+    assert "A" not in station.env
     for client in (first, second):
         assert (client.env["A"], client.env["HOME"]) == ("1", "/me")
 
@@ -234,6 +251,6 @@ def test_a_dry_run_prints_everything_and_makes_nothing(capsys, tmp_path, monkeyp
     hosts = ["--hosts", "alpha.invalid:2,beta.invalid:2", "--servers", "2"]
     assert main(["-n", "4", "--clients", "4", *hosts, "--dry-run", "python3", "a b.py"]) == 0
     out = capsys.readouterr().out
-    for name in ("scheduler on alpha", "server 1 on beta", "client 3 on beta", "alpha.invalid:"):
+    for name in ("station 0 on alpha", "station 1 on beta", "client 3 on beta"):
         assert name in out
     assert list(tmp_path.iterdir()) == []

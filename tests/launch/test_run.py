@@ -31,7 +31,6 @@ def py(code, python=sys.executable):
 
 
 @pytest.mark.mpi
-@pytest.mark.servers
 def test_two_clients_of_two_ranks_under_each_mpi(start, vendor):
     mpi, python = vendor
     code = WHO + (
@@ -50,7 +49,6 @@ def test_two_clients_of_two_ranks_under_each_mpi(start, vendor):
 
 
 @pytest.mark.mpi
-@pytest.mark.servers
 def test_a_failing_rank_ends_the_job_with_its_code(start, vendor):
     job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(FAIL))
     code, took = job.finish()
@@ -63,7 +61,6 @@ def test_a_failing_rank_ends_the_job_with_its_code(start, vendor):
 
 
 @pytest.mark.mpi
-@pytest.mark.servers
 def test_a_killed_rank_is_named_with_its_signal_and_last_words(start, vendor):
     job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(WAIT))
     job.wait_for("ready", 4)
@@ -126,7 +123,7 @@ def test_a_rank_killed_inside_mpi_leaves_no_shared_memory(start, vendor):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_being_asked_to_end_reaches_the_ranks_first(start, vendor, number):
     code = (
         "import time\ntry:\n    print('ready'); time.sleep(600)\n"
@@ -140,8 +137,54 @@ def test_being_asked_to_end_reaches_the_ranks_first(start, vendor, number):
     assert job.out.decode().count("saved") == 2
 
 
+SAVES = """
+import signal, sys, time
+def save(*_):
+    print('saves'); time.sleep(float(sys.argv[1])); print('saved'); sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, lambda *_: print('interrupted'))
+print('ready'); time.sleep(600)
+"""
+
+
 @pytest.mark.mpi
-@pytest.mark.servers
+def test_sigterm_gives_ranks_a_grace_to_save_in(start, vendor):
+    job = start(["-n", 2, "--mpiexec", vendor[0].mpiexec, "--grace", 60], [*py(SAVES), "3.0"])
+    job.wait_for("ready", 2)
+    job.popen.terminate()
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (143, True)
+    assert job.out.decode().count("saved") == 2 and "interrupted" not in job.out.decode()
+    assert "SIGTERM: ending the job within 60 s" in job.err.decode()
+
+
+def test_after_the_grace_ranks_are_interrupted_and_ended(start):
+    job = start(["-n", 1, "--grace", 0.5], [*py(SAVES), "600"])
+    job.wait_for("ready")
+    job.popen.terminate()
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (143, True)
+    assert job.out.split() == [b"ready", b"saves", b"interrupted", b"saves"]  # then terminated
+
+
+def test_a_second_signal_in_the_grace_kills_at_once(start):
+    job = start(["-n", 1, "--grace", 600], [*py(SAVES), "600"])
+    job.wait_for("ready")
+    job.popen.terminate()
+    job.wait_for("saves")
+    job.popen.terminate()
+    code, took = job.finish()
+    assert (code, took < 2.5) == (143, True)
+
+
+def test_the_grace_ends_with_the_launcher(start):
+    job = start(["-n", 1, "--grace", 600], [*py(SAVES), "600"])
+    job.wait_for("ready")
+    job.popen.kill()
+    assert job.wait_until_empty() < LIMIT_S
+
+
+@pytest.mark.mpi
 def test_ctrl_c_ends_even_those_who_ignore_it(start, vendor):
     job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(STUBBORN))
     job.wait_for("ready", 4)
@@ -163,25 +206,11 @@ def test_a_second_ctrl_c_kills_at_once(start):
 
 
 @pytest.mark.mpi
-@pytest.mark.servers
 def test_nothing_survives_a_killed_launcher(start, vendor):
     job = start([*TWO_BY_TWO, "--mpiexec", vendor[0].mpiexec], py(STUBBORN))
     job.wait_for("ready", 4)
     job.popen.kill()
     assert job.wait_until_empty() < LIMIT_S
-
-
-@pytest.mark.servers
-@pytest.mark.parametrize("role", ["server", "scheduler"])
-def test_a_server_that_dies_ends_the_job(start, role):
-    job = start(["-n", 2, "--clients", 2], py(WAIT))
-    job.wait_for("ready", 2)
-    (pid,) = (pid for pid, argv in job.processes().items() if argv[-1] == role)
-    os.kill(pid, signal.SIGKILL)
-    code, took = job.finish()
-    assert (code, took < LIMIT_S) == (137, True)
-    name = "server 0" if role == "server" else role
-    assert f"{name} (pid {pid} on localhost) failed: SIGKILL" in job.err.decode()
 
 
 def test_what_is_left_of_a_killed_rank_wrapper_is_swept_up(start):
@@ -273,6 +302,23 @@ def test_the_job_folder_is_private_and_keeps_former_logs(start):
     assert Path(job.dir, "logs", "client0.rank0.log").read_text() == "second\n"
 
 
+def test_checkpoints_move_aside_unless_they_are_resumed_from(start):
+    job = start(["-n", 1], py("print('first')"))
+    assert job.finish()[0] == 0
+    kept = Path(job.dir, "checkpoints", "one")
+    kept.parent.mkdir()
+    kept.write_text("weights")
+    again = start(["-n", 1, "--resume", job.dir], py("print('second')"))
+    assert again.finish()[0] == 0, again.err
+    assert kept.exists() and Path(job.dir, "logs", "client0.rank0.log").read_text() == "second\n"
+    anew = start(["-n", 1, "--job-dir", job.dir], py("print('third')"))
+    assert anew.finish()[0] == 0
+    assert not kept.exists() and Path(job.dir, "checkpoints.1", "one").exists()
+    none = start(["-n", 1, "--resume", job.dir + "x"], py("print('never')"))
+    assert none.finish()[0] == 2
+    assert f"--resume '{job.dir}x' is not a folder" in none.err.decode()
+
+
 def test_a_folder_serves_one_job_at_a_time(start):
     job = start(["-n", 1], py(WAIT))
     job.wait_for("ready", 1)
@@ -326,7 +372,6 @@ def remote(tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.servers
 def test_other_hosts_are_reached_by_the_remote_shell(start, vendor, remote):
     hosts = ["--hosts", "127.0.0.2:2,127.0.0.3:2", "--remote-shell", "fakesh", "--env", "A=b c"]
     code = WHO + "print('ready', client, rank, os.environ['A'], os.getcwd())"
@@ -336,25 +381,25 @@ def test_other_hosts_are_reached_by_the_remote_shell(start, vendor, remote):
         for rank in range(2):
             assert f"ready {client} {rank} b c {os.getcwd()}" in job.out.decode()
     reached = sorted(Path(remote["SHELL_LOG"]).read_text().split())
-    assert reached == ["127.0.0.2"] * 3 + ["127.0.0.3"]  # scheduler, server, two clients
+    assert reached == ["127.0.0.2"] * 2 + ["127.0.0.3"] * 2  # a station and a client on each
 
 
-@pytest.mark.servers
-def test_ctrl_c_reaches_a_rank_on_another_host(start, remote):
+def test_ctrl_c_and_sigterm_reach_a_rank_on_another_host(start, remote):
     hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--remote-shell", "fakesh"]
     code = (
-        "import time\ntry:\n    print('ready'); time.sleep(600)\n"
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        "try:\n    print('ready'); time.sleep(600)\n"
         "except KeyboardInterrupt:\n    print('saved')"
     )
-    job = start(["-n", 2, "--clients", 2, *hosts], py(code), **remote)
-    job.wait_for("ready", 2)
-    job.popen.send_signal(signal.SIGINT)
-    code, took = job.finish()
-    assert (code, took < LIMIT_S) == (130, True)
-    assert job.out.decode().count("saved") == 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        job = start(["-n", 2, "--clients", 2, *hosts], py(code), **remote)
+        job.wait_for("ready", 2)
+        job.popen.send_signal(number)
+        code_, took = job.finish()
+        assert (code_, took < LIMIT_S) == (128 + number, True)
+        assert job.out.decode().count("saved") == 2
 
 
-@pytest.mark.servers
 def test_other_hosts_notice_a_killed_launcher(start, remote):
     hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--remote-shell", "fakesh"]
     job = start(["-n", 2, "--clients", 2, *hosts], py(WAIT), **remote)

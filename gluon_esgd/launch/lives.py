@@ -1,0 +1,241 @@
+"""The clients of a job, life after life: who failed, who starts again, whose place stays empty."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Callable, List, Optional, Sequence
+
+from . import proc
+from .child import Child
+from .ending import Ending
+from .state import Failure, first_failed_rank, missing_ranks, set_aside
+
+__all__ = ["Lives", "Place", "Restarts"]
+
+_LONGEST_PAUSE_S = 60.0
+_LEFT_S = 3.0  # what a client left behind has this long to end by itself
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Who may be started again, and how often.
+
+    Attributes
+    ----------
+    most : int
+        For each client.
+    whole : bool
+        Whether all clients are then started again, since none can go on alone.
+    least : int
+        With how many clients the job goes on.
+    """
+
+    most: int
+    whole: bool
+    least: int
+
+
+@dataclass
+class Place:
+    """The place of a client, or of all clients that are one MPI job.
+
+    Attributes
+    ----------
+    number, clients : int
+        Number of its first client, and how many it has.
+    child : Child
+        What started it, in this life.
+    state : str
+        "training", "ending", "restarting", "finished" or "empty".
+    life, restarts : int
+        How often it was started again, and how often because it had failed itself.
+    """
+
+    number: int
+    clients: int
+    child: Child
+    since: float
+    state: str = "training"
+    life: int = 0
+    restarts: int = 0
+    started: bool = False
+    again: bool = True
+    due: float = 0.0
+    ending: Optional[Ending] = field(default=None, repr=False)
+
+    @property
+    def numbers(self) -> range:
+        """Its clients."""
+        return range(self.number, self.number + self.clients)
+
+
+class Lives:
+    """Watches the clients and starts them again where that is wanted.
+
+    Parameters
+    ----------
+    job_dir : str
+        Folder of the job.
+    client_size : int
+        Ranks in each client.
+    start_limit_s : float
+        How long the ranks of a client may take to report their start.
+    start : callable
+        ``start(client, life)`` starts a client and returns the `Child`.
+    drop : callable
+        Called with a `Child` that has ended and is replaced.
+    restarts : callable
+        Returns the `Restarts` as they are now.
+    joined : callable
+        ``joined(client)`` says whether it has trained with others before.
+    leave : callable
+        ``leave(client)`` is called where a place stays empty, ``begin_anew()`` before all start
+        again, ``fail(failure)`` where the job fails.
+    """
+
+    def __init__(
+        self,
+        job_dir: str,
+        client_size: int,
+        start_limit_s: float,
+        start: Callable[[int, int], Child],
+        drop: Callable[[Child], None],
+        restarts: Callable[[], Restarts],
+        joined: Callable[[int], bool],
+        leave: Callable[[int], None],
+        begin_anew: Callable[[], None],
+        fail: Callable[[Failure], None],
+    ) -> None:
+        self._job_dir, self._client_size = job_dir, client_size
+        self._start_limit_s, self._start, self._drop = start_limit_s, start, drop
+        self._restarts, self._joined, self._leave = restarts, joined, leave
+        self._begin_anew, self._fail = begin_anew, fail
+        self._began = time.time()
+        self.places: List[Place] = []
+
+    def begin(self, clients: Sequence[int]) -> None:
+        """Start all clients."""
+        for client in clients:
+            child = self._start(client, 0)
+            self.places.append(Place(client, child.process.clients, child, time.monotonic()))
+
+    @property
+    def are_over(self) -> bool:
+        """Whether nobody trains any more, or will."""
+        return all(place.state in ("finished", "empty") for place in self.places)
+
+    def look(self) -> None:
+        """See who has ended or failed or never came, and start again who is due."""
+        for place in self.places:
+            {
+                "training": self._watch,
+                "ending": self._bury,
+                "restarting": self._revive,
+                "finished": self._nothing,
+                "empty": self._nothing,
+            }[place.state](place)
+
+    @staticmethod
+    def _nothing(place: Place) -> None:
+        """A place that is done with."""
+
+    def _watch(self, place: Place) -> None:
+        failure = first_failed_rank(self._job_dir, place.numbers)
+        code = place.child.poll()
+        if failure is None and code:
+            failure = place.child.failure()
+        if failure is None and code is None and not place.started:
+            failure = self._missing(place)
+        if failure is not None:
+            self._on_failure(place, failure)
+        elif code == 0:
+            place.state = "finished"
+
+    def _missing(self, place: Place) -> Optional[Failure]:
+        missing = missing_ranks(self._job_dir, place.numbers, self._client_size)
+        place.started = not missing
+        if not missing or time.monotonic() - place.since <= self._start_limit_s:
+            return None
+        names = ", ".join(f"client {client} rank {rank}" for client, rank in missing)
+        how = f"failed: not started within {self._start_limit_s:g} s (--start-timeout)"
+        return Failure(names, how, 1, time.time(), place.child.process.log)
+
+    def _on_failure(self, place: Place, failure: Failure) -> None:
+        restarts = self._restarts()
+        if not all(self._joined(client) for client in place.numbers):
+            self._fail(failure)  # an error at the start is not mended by starting again
+        elif place.restarts < restarts.most:
+            self._restart(place, failure, restarts)
+        elif self._others(place) >= restarts.least and not restarts.whole:
+            self._say(failure.text())
+            left = f"{self._others(place)} of {len(self.places)} clients go on"
+            self._say(f"gluon-esgd: the place of client {place.number} stays empty; {left}")
+            self._put_to_end(place, again=False)
+        else:
+            self._fail(failure)
+
+    def _others(self, place: Place) -> int:
+        return sum(other.state != "empty" and other.again for other in self.places) - place.again
+
+    def _restart(self, place: Place, failure: Failure, restarts: Restarts) -> None:
+        place.restarts += 1
+        pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (place.restarts - 1))
+        who = "all clients start" if restarts.whole else f"{place.child.process.name} starts"
+        count = f"restart {place.restarts} of {restarts.most}"
+        self._say(failure.text())
+        self._say(f"gluon-esgd: {who} again in {pause_s:g} s ({count})")
+        for each in self.places if restarts.whole else [place]:
+            each.restarts = place.restarts
+            each.due = time.monotonic() + pause_s
+            self._put_to_end(each, again=True)
+
+    def _put_to_end(self, place: Place, again: bool) -> None:
+        """End all processes of a client, to start it again or not."""
+        place.again, place.state = again, "ending"
+        place.ending = Ending([place.child], *self._markers(place))
+        place.ending.begin()
+
+    def _markers(self, place: Place) -> Sequence[str]:
+        return proc.marker(self._job_dir), proc.client_marker(place.number)
+
+    def _bury(self, place: Place) -> None:
+        """Wait until nothing of a life is left: two lives at once would share files and names."""
+        assert place.ending is not None
+        place.ending.step()
+        if not place.ending.done():
+            return
+        ended_at = place.child.ended_at
+        if proc.job_processes(*self._markers(place)):
+            if time.time() - ended_at < _LEFT_S:
+                return
+            proc.kill_job(*self._markers(place), limit_s=1.0)
+        self._drop(place.child)
+        set_aside(self._job_dir, place.numbers, place.life)
+        proc.clean_shared_memory(self._began)
+        place.ending, place.state = None, "restarting" if place.again else "empty"
+        if not place.again:
+            for client in place.numbers:
+                self._leave(client)
+
+    def _revive(self, place: Place) -> None:
+        if time.monotonic() < place.due:
+            return
+        if self._restarts().whole:
+            if any(other.state == "ending" for other in self.places):
+                return
+            self._begin_anew()
+            for each in self.places:
+                self._start_again(each)
+        else:
+            self._start_again(place)
+
+    def _start_again(self, place: Place) -> None:
+        place.life += 1
+        place.child = self._start(place.number, place.life)
+        place.since, place.started, place.state = time.monotonic(), False, "training"
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
