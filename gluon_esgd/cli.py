@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from .launch import arguments, doctor
+from .launch import arguments, doctor, status
 from .tune import command
 
 __all__ = ["main"]
@@ -25,6 +25,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     arguments.add_command(commands)
+    status.add_commands(commands)
     doctor.add_command(commands)
     command.add_command(commands)
     options = parser.parse_args(argv)

@@ -126,6 +126,53 @@ class Lives:
         """Whether nobody trains any more, or will."""
         return all(place.state in ("finished", "empty") for place in self.places)
 
+    def remove(self, client: int, grace_s: float) -> str:
+        """End a client for good; return what is done.
+
+        Raises
+        ------
+        ValueError
+            There is no such client, or the others could not go on without it.
+        """
+        place = self._place(client)
+        if self._restarts().whole:
+            raise ValueError(
+                "only clients that exchange through servers by rule esgd or asgd can go"
+            )
+        if place.state not in ("training", "restarting"):
+            raise ValueError(f"client {client} is {place.state} already")
+        if self._others(place) < 1:
+            raise ValueError(f"client {client} is the last one; end the job instead")
+        if place.state == "restarting":
+            self._vacate(place)
+            return f"client {client} is not started again"
+        self._put_to_end(place, again=False, grace_s=grace_s)
+        return f"client {client} is asked to end within {grace_s:g} s"
+
+    def add(self, enter: Callable[[int], None]) -> str:
+        """Start a client in an empty place, after ``enter(client)``; return what is done.
+
+        Raises
+        ------
+        ValueError
+            No place is empty.
+        """
+        empty = next((place for place in self.places if place.state == "empty"), None)
+        if empty is None:
+            count = sum(place.clients for place in self.places)
+            raise ValueError(f"no place is empty: the job was started with {count} client(s)")
+        enter(empty.number)
+        empty.again, empty.restarts = True, 0
+        self._start_again(empty)
+        return f"client {empty.number} starts"
+
+    def _place(self, client: int) -> Place:
+        for place in self.places:
+            if client in place.numbers:
+                return place
+        last = sum(place.clients for place in self.places) - 1
+        raise ValueError(f"client {client} is none of this job's, which are 0 to {last}")
+
     def look(self) -> None:
         """See who has ended or failed or never came, and start again who is due."""
         for place in self.places:
@@ -191,11 +238,11 @@ class Lives:
             each.due = time.monotonic() + pause_s
             self._put_to_end(each, again=True)
 
-    def _put_to_end(self, place: Place, again: bool) -> None:
+    def _put_to_end(self, place: Place, again: bool, grace_s: float = 0.0) -> None:
         """End all processes of a client, to start it again or not."""
         place.again, place.state = again, "ending"
         place.ending = Ending([place.child], *self._markers(place))
-        place.ending.begin()
+        place.ending.begin(grace_s)
 
     def _markers(self, place: Place) -> Sequence[str]:
         return proc.marker(self._job_dir), proc.client_marker(place.number)
@@ -214,10 +261,14 @@ class Lives:
         self._drop(place.child)
         set_aside(self._job_dir, place.numbers, place.life)
         proc.clean_shared_memory(self._began)
-        place.ending, place.state = None, "restarting" if place.again else "empty"
+        place.ending, place.state = None, "restarting"
         if not place.again:
-            for client in place.numbers:
-                self._leave(client)
+            self._vacate(place)
+
+    def _vacate(self, place: Place) -> None:
+        """Leave a place empty; clients that are one MPI job come and go together only."""
+        place.again, place.state = False, "empty"
+        self._leave(place.number)
 
     def _revive(self, place: Place) -> None:
         if time.monotonic() < place.due:

@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from ..errors import LaunchError
 from . import proc
 from .child import Child
+from .control import Control
 from .ending import Ending
 from .guard import Guard
 from .lives import Lives, Restarts
@@ -23,6 +24,7 @@ from .plan import Process, Site, client_process, leader_at, plan, servers_at
 from .spec import JobSpec
 from .state import Failure, first_failed_rank
 from .stations import Stations
+from .status import describe
 from .terminal import Terminal
 from .terms import Terms
 from .wakeup import SignalPipe
@@ -79,11 +81,14 @@ class Runner:
         """Run the job to its end; return the exit code."""
         began, guard = time.time(), Guard(self._marker)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        control = Control(self._job_dir, self._selector, self._answer)
         try:
             self._begin()
             while not self._ending.done():
                 self._step()
+                control.look()
         finally:
+            control.close()
             self._ending.sweep()
             self._drain()
             proc.clean_shared_memory(began)
@@ -186,6 +191,26 @@ class Runner:
     def _begin_anew(self) -> None:
         if self._stations is not None:
             self._stations.begin_anew()
+
+    # What others ask.
+
+    def _answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
+        """Answer ``gluon-esgd status`` and its like; ValueError says why not."""
+        do, client = question.get("do"), question.get("client")
+        if do == "status":
+            generations = None if self._stations is None else self._stations.generations
+            return describe(self._lives.places, generations)
+        if self._ending.begun:
+            raise ValueError("the job is ending")
+        if do == "add-client":
+            return {"said": self._lives.add(self._enter)}
+        if do == "remove-client" and type(client) is int:
+            return {"said": self._lives.remove(client, self._spec.grace_s)}
+        raise ValueError(f"{question!r:.200} is none of status, add-client, remove-client")
+
+    def _enter(self, client: int) -> None:
+        if self._stations is not None:
+            self._stations.generations.enter(client)
 
     # What they print.
 
