@@ -6,10 +6,11 @@ through callbacks. It starts no process, reads no clock of its own and never wai
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
+from .agreement import Agreement
 from .handover import Again, HandOver, told
-from .members import Member, Members, differences
+from .members import Member, Members
 from .offers import Offers
 from .terms import Outside, Terms
 
@@ -42,8 +43,6 @@ class Generations:
         name -> pid of its scheduler and servers.
     joined : set of int
         Clients that took part in any.
-    sync : bool, optional
-        Whether the rule is sgd; None until the first leader has said.
     handover : HandOver, optional
         The attempt under way.
     """
@@ -51,18 +50,22 @@ class Generations:
     def __init__(self, terms: Terms, outside: Outside, last: int = 0) -> None:
         self._terms, self._outside = terms, outside
         self.members = Members(terms.clients)
+        self.agreement = Agreement(self.members, self._tell)
         self.offers = Offers(self._tell)
         self.running, self.last = 0, last
         self.crew: Dict[int, int] = {}
         self.roles: Dict[str, int] = {}
         self.joined: Set[int] = set()
-        self.sync: Optional[bool] = None
         self.handover: Optional[HandOver] = None
         self._names: Tuple[str, ...] = ()
         self._pending: Optional[Tuple[str, bool]] = None  # a hand-over that waits for a leader
         self._failures = 0
-        self._waits_since: Optional[float] = None
         self._over = False
+
+    @property
+    def sync(self) -> Optional[bool]:
+        """Whether the rule is sgd; None until the first leader has said."""
+        return self.agreement.sync
 
     # What comes in. Messages were checked by `words`.
 
@@ -113,6 +116,8 @@ class Generations:
     def _serving(self, host: int, message: Message) -> None:
         if self.handover is not None and message["generation"] == self.handover.generation:
             self.handover.serving(_role(message), message["pid"], message.get("address"))
+        elif message["generation"] == self.running:  # agents were up before this was heard
+            self.roles[_role(message)] = message["pid"]
 
     def _ended(self, host: int, message: Message) -> None:
         self._role_lost(message["generation"], message["role"] == "server", message)
@@ -156,25 +161,16 @@ class Generations:
         self._tell(client, {"do": "welcome", "secret": self._terms.secret})
 
     def _on_register(self, member: Member, said: Message) -> None:
-        vector, name = said["vector"], said["vector"]["name"]
-        if self._waits_since is None:
-            self._waits_since = self._outside.clock()
-        if self.sync is None:
-            self.sync = said["sync"]
-        found = self.members.compare(member.client, vector)
-        if said["sync"] != self.sync:
-            found.insert(0, "rule: some have sgd, others esgd or asgd")
-        if found:
-            self._refuse([member.client], name, found)
-        else:
-            member.vectors[name] = vector
-            member.answered.discard(name)
+        self.agreement.register(member, said["vector"], said["sync"], self._outside.clock())
 
-    def _refuse(self, clients: List[int], name: str, found: List[str]) -> None:
-        why = f"the clients do not match: {'; '.join(found)}"
-        for client in clients:
-            self.members.forget(name, client)
-            self._tell(client, {"do": "refuse", "name": name, "why": why})
+    def _on_detach(self, member: Member, said: Message) -> None:
+        """A trainer is closed; a vector that nobody has any more is in no later generation."""
+        name = said["name"]
+        self.members.forget(name, member.client)
+        if not self.members.with_vector(name):
+            self.members.schema.pop(name, None)
+            self._names = tuple(known for known in self._names if known != name)
+            self.offers.drop(name)
 
     def _on_ready(self, member: Member, said: Message) -> None:
         handover = self.handover
@@ -308,30 +304,19 @@ class Generations:
         """Start a generation with the next vector that all registered alike."""
         if self.handover is not None or self._pending is not None:
             return
-        for name in self.members.unknown():
-            have = self.members.with_vector(name)
-            missing = self._wanted() - set(have)
-            found = [] if missing else differences([(f"client {k}", have[k]) for k in sorted(have)])
-            if found:
-                self._refuse(sorted(have), name, found)
-            elif not missing:
-                self.members.agree(name)
-                self._waits_since = None
-                return self._begin(f"{name} is there", False, fault=False)
-        self._look_for_missing()
+        name = self.agreement.next(self._wanted())
+        if name is not None:
+            self._begin(f"{name} is there", False, fault=False)
+        elif not self.running:
+            why = self.agreement.missing(
+                self._wanted(), self._outside.clock(), self._terms.start_limit_s
+            )
+            if why is not None:
+                self._fail(why)
 
     def _wanted(self) -> Set[int]:
         """Clients that must have registered a vector: at the start all of the job."""
         return set(self.members.live) if self.running else self.members.expected
-
-    def _look_for_missing(self) -> None:
-        since, limit_s = self._waits_since, self._terms.start_limit_s
-        if self.running or since is None or self._outside.clock() - since <= limit_s:
-            return
-        missing = sorted(self._wanted() - set(self.members.live))
-        if missing:
-            names = told([f"client {client}" for client in missing])
-            self._fail(f"{names} did not come to a trainer within {limit_s:g} s of the first")
 
     def _answer(self) -> None:
         """Tell leaders what they wait for; meetings do not need a center."""
@@ -356,7 +341,7 @@ class Generations:
         self.crew, self.roles = handover.members, handover.roles
         self._names = tuple(vector["name"] for vector in handover.vectors)
         self.joined.update(self.crew)
-        self._failures, self._waits_since = 0, None
+        self._failures = 0
         if self.sync:
             self.offers.lose()
         count = len(self.members.expected)

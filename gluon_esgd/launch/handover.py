@@ -102,7 +102,7 @@ class HandOver:
         if self.hard:
             self._hold()
         port = self._terms.port and self._terms.port + self.generation - 1
-        where = {"index": 0, "host": self._terms.address, "port": port}
+        where = {"index": 0, "host": self._terms.address, "port": port if port < 65536 else 0}
         self._serve(self._terms.scheduler_at, role="scheduler", **where)
 
     # What comes in.
@@ -204,7 +204,8 @@ class HandOver:
             return self._seed_by(self._freshest(), saved=False)
         self._asked.append(left[0])
         self._answer, self._limit = None, self._outside.clock() + SAVE_S
-        self._outside.to_leader(left[0], {"do": "save", "generation": self.old})
+        save = {"do": "save", "generation": self.old, "names": self._names}
+        self._outside.to_leader(left[0], save)
         return None
 
     def _candidates(self) -> List[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set
 
-__all__ = ["Member", "Members", "differences"]
+__all__ = ["Member", "Members", "Vector"]
 
 Vector = Dict[str, Any]
 
@@ -61,7 +61,6 @@ class Members:
     def __init__(self, clients: Sequence[int]) -> None:
         self.expected: Set[int] = set(clients)
         self.schema: Dict[str, Vector] = {}  # in the order in which agents attach them
-        self._known_by: Dict[str, List[int]] = {}
         self._all: Dict[int, Member] = {}
 
     def get(self, client: int) -> Optional[Member]:
@@ -99,14 +98,6 @@ class Members:
         member = self._all.get(client)
         return member.pid if member is not None and member.connected else 0
 
-    def compare(self, client: int, vector: Vector) -> List[str]:
-        """Return what a vector differs in from the one that is agreed on by its name, if any."""
-        name = vector["name"]
-        if name not in self.schema:
-            return []
-        other = next((f"client {k}" for k in self._known_by[name] if k != client), "the center")
-        return differences([(other, self.schema[name]), (f"client {client}", vector)])
-
     def with_vector(self, name: str) -> Dict[int, Vector]:
         """Return what the live clients registered by this name, by client."""
         return {k: v[name] for k, v in ((k, self._all[k].vectors) for k in self.live) if name in v}
@@ -116,31 +107,6 @@ class Members:
         names = (name for client in self.live for name in self._all[client].vectors)
         return list(dict.fromkeys(name for name in names if name not in self.schema))
 
-    def agree(self, name: str) -> None:
-        """Take a vector, which all clients registered alike, into the schema."""
-        have = self.with_vector(name)
-        self.schema[name], self._known_by[name] = next(iter(have.values())), list(have)
-
     def forget(self, name: str, client: int) -> None:
         """Drop what a client registered by this name."""
         self._all[client].vectors.pop(name, None)
-
-
-def differences(vectors: Sequence[Tuple[str, Vector]]) -> List[str]:
-    """Return what vectors, each with whose it is, do not have in common; a sentence for each."""
-    names = dict.fromkeys(name for _, vector in vectors for name in vector["contract"])
-    rows = {name: [(who, v["contract"].get(name)) for who, v in vectors] for name in names}
-    found = [_told(name, row) for name, row in rows.items() if len({n for _, n in row}) > 1]
-    if not found and any(_layout(vector) != _layout(vectors[0][1]) for _, vector in vectors):
-        found.append("sizes and cuts: they are not the same")  # though their checksums are
-    return found
-
-
-def _layout(vector: Vector) -> Any:
-    return vector["sizes"], vector["chunks"], vector["exact"]
-
-
-def _told(name: str, row: Sequence[Tuple[str, Optional[int]]]) -> str:
-    others = [who for i, who in enumerate(row) if i == 0 or who[1] != row[0][1]]
-    said = (f"{who} has {'none' if value is None else value}" for who, value in others)
-    return f"{name}: " + ", ".join(said)

@@ -41,6 +41,12 @@ class Offers:
             who.discard(client)
         self._owed = {key: n for key, n in self._owed.items() if key[1] != client}
 
+    def drop(self, name: str) -> None:
+        """Forget a vector."""
+        self.filled.discard(name)
+        self._offers.pop(name, None)
+        self._filling.pop(name, None)
+
     def interrupt(self) -> None:
         """Count on no answer to "fill" any more: the generation that was filled ends."""
         self._filling.clear()

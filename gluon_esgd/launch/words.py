@@ -71,6 +71,7 @@ _LEADER: Mapping[str, Mapping[str, Check]] = {
     "offer": {"name": _text, "again": _flag},
     "filled": {"name": _text, "ok": _flag},
     "meet": {"what": _text},
+    "detach": {"name": _text},
     "progress": {**_PROGRESS, "staleness_s": _seconds_or_none},
     "finished": {},
 }

@@ -189,7 +189,8 @@ def test_a_dead_scheduler_is_a_soft_handover_from_the_old_servers():
     hold = {"do": "hold", "generation": 1, "hard": False}
     assert run.told("hold") == [(0, hold), (1, hold)]
     run.held(_0=3.0, _1=1.0)
-    assert run.told("save") == [(0, {"do": "save", "generation": 1})]
+    save = {"do": "save", "generation": 1, "names": ["trainer0"]}
+    assert run.told("save") == [(0, save)]
     run.says(0, "saved", generation=1, ok=True)
     assert run.told("seed") == [(0, {"do": "seed", "generation": 2, "names": ["trainer0"]})]
     assert run.who("go") == []
@@ -552,6 +553,36 @@ def test_a_second_vector_is_added_to_those_that_are_there():
     assert run.told("seed")[0][1]["names"] == ["trainer0"]  # the second has no start values yet
     run.says(0, "seeded", generation=2)
     assert run.told("attached") == [(k, {"do": "attached", "name": "trainer1"}) for k in (0, 1)]
+
+
+def test_a_vector_that_all_detached_is_in_no_later_generation():
+    run = job()
+    run.register(0, 1, name="trainer1")
+    run.serve()
+    run.ready(0, 1)
+    run.held(_0=1.0, _1=1.0)
+    run.says(0, "saved", generation=1, ok=True)
+    run.says(0, "seeded", generation=2)
+    run.forget()
+    run.says(0, "detach", name="trainer0")
+    run.dies("scheduler")
+    run.serve()
+    assert [len(m["vectors"]) for _, m in run.told("prepare")] == [2, 2]  # client 1 has it still
+    run.ready(0, 1)
+    run.says(1, "detach", name="trainer0")
+    run.held(_0=1.0, _1=1.0)
+    run.forget()
+    run.dies("scheduler", generation=3)
+    run.serve()
+    names = [[v["name"] for v in m["vectors"]] for _, m in run.told("prepare")]
+    assert names == [["trainer1"]] * 2
+    run.ready(0, 1)
+    run.held(_0=1.0, _1=1.0)
+    assert run.machine.running == 4  # nothing else was filled
+    run.register(0, steps=1)  # another of the same name
+    assert run.told("attached") == [] and run.machine.last == 4
+    run.register(1, steps=1)
+    assert run.machine.last == 5
 
 
 @pytest.mark.parametrize("role", ["server", "scheduler"])
