@@ -111,7 +111,7 @@ def _options(spec: JobSpec) -> Iterator[str]:
     if spec.start_timeout_s is not None and not spec.start_timeout_s > 0:
         yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds"
     if not 0 <= spec.grace_s < float("inf"):
-        yield f"--grace {spec.grace_s:g} must be at least 0 seconds"
+        yield f"--grace {spec.grace_s:g} must be at least 0 seconds, and finite"
     yield from _restarts(spec)
     if spec.bind not in ("cores", "none"):
         yield f"--bind {spec.bind} must be cores or none"

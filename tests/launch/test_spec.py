@@ -28,6 +28,7 @@ def test_defaults():
     assert (job.workers, job.clients, job.client_size, job.num_servers) == (4, 1, 4, 0)
     assert job.command == ("python3", "train.py")
     assert (job.bind, job.start_timeout_s, job.remote_shell) == ("cores", None, "ssh")
+    assert (job.max_restarts, job.min_clients, job.grace_s, job.resume) == (None, None, 30.0, False)
 
 
 @pytest.mark.parametrize(("clients", "servers"), [(1, 0), (2, 1), (4, 1)])
@@ -56,7 +57,9 @@ def test_all_flags_arrive():
         *("-n", "6", "--clients", "3", "--servers", "2", "--rule", "esgd", "--interval", "8"),
         *("--alpha", "0.25", "--lazy", "0", "--env", "A=b=c", "--env", "PATH", "--bind", "none"),
         *("--start-timeout", "9.5", "--job-dir", "here", "--dry-run", "--compression", "fp16"),
+        *("--max-restarts", "5", "--min-clients", "2", "--grace", "7.5"),
     )
+    assert (job.max_restarts, job.min_clients, job.grace_s) == (5, 2, 7.5)
     assert (job.rule, job.interval, job.alpha, job.lazy) == ("esgd", 8, 0.25, 0)
     assert job.env == (("A", "b=c"), ("PATH", None)) and job.compression == "fp16"
     assert (job.bind, job.start_timeout_s, job.job_dir, job.dry_run) == ("none", 9.5, "here", True)
@@ -107,6 +110,15 @@ def test_all_flags_arrive():
         ("-n 1 --start-timeout 0", "--start-timeout 0 must be above 0"),
         ("-n 1 --start-timeout soon", "--start-timeout 'soon' must be a number of seconds"),
         ("-n 1 --port 70000", "--port 70000 must lie in 1 .. 65535"),
+        ("-n 2 --clients 2 --max-restarts -1", "--max-restarts -1 must be at least 0"),
+        ("-n 2 --clients 2 --max-restarts x", "--max-restarts 'x' must be an integer"),
+        ("-n 2 --clients 2 --min-clients 3", "--min-clients 3 must lie in 1 .. 2"),
+        ("-n 2 --clients 2 --min-clients 0", "--min-clients 0 must lie in 1 .. 2"),
+        ("-n 2 --clients 2 --min-clients 1 --rule sgd", "--min-clients 1: only clients that"),
+        ("-n 1 --grace -1", "--grace -1 must be at least 0 seconds"),
+        ("-n 1 --grace inf", "--grace inf must be at least 0 seconds"),
+        ("-n 1 --resume /nowhere", "--resume '/nowhere' is not a folder"),
+        ("-n 1 --resume . --job-dir x", "--job-dir and --resume: give one of them"),
         ("-n 1 --bind socket", "--bind socket must be cores or none"),
         ("-n 2 --mpiexec /nowhere/mpiexec", "'/nowhere/mpiexec' is not a program"),
         ("-n 2 --mpiexec /bin/true", "neither MPICH nor Open MPI"),
