@@ -77,7 +77,7 @@ class Leader:
     def on_hold(self, generation, hard):
         self.say(say="held", generation=generation, fresh=1.0)
 
-    def on_save(self, generation):
+    def on_save(self, generation, names):
         self.say(say="saved", generation=generation, ok=True)
 
     def on_seed(self, generation, names):

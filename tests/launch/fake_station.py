@@ -1,5 +1,6 @@
 """A station without MXNet: it speaks the protocol, and its roles only sleep."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -74,7 +75,8 @@ class Station:
     def tell(self, message):
         if message["client"] in self.leaders:
             line = json.dumps(message["message"]).encode() + b"\n"
-            self.leaders[message["client"]][0].sendall(line)
+            with contextlib.suppress(OSError):  # it is leaving
+                self.leaders[message["client"]][0].sendall(line)
 
     def accept(self):
         connection, _ = self.door.accept()

@@ -109,6 +109,34 @@ def test_nothing_of_an_earlier_life_is_left_when_the_next_begins(start):
     assert job.finish()[0] == 130
 
 
+MPI_CLIENT = """
+import sys, time
+from mpi4py import MPI
+MPI.COMM_WORLD.barrier()
+if MPI.COMM_WORLD.rank == 1:
+    print("second", flush=True)
+    time.sleep(600)
+from tests.launch.fake_leader import main
+main("stay")
+"""
+
+
+@pytest.mark.mpi
+def test_a_client_of_several_ranks_lives_and_dies_as_one(start, vendor):
+    mpi, python = vendor
+    job = start(["-n", 4, "--clients", 2, "--mpiexec", mpi.mpiexec], [python, "-c", MPI_CLIENT])
+    job.wait_for("filled", 2)
+    others = [job.state(f"client0.rank{rank}.start")["pid"] for rank in range(2)]
+    before = [job.state(f"client1.rank{rank}.start")["pid"] for rank in range(2)]
+    os.kill(before[1], signal.SIGKILL)
+    assert "client 1 rank 1 (pid" in job.wait_for("failed: SIGKILL")
+    job.wait_for("filled True")
+    left = job.processes()
+    assert not set(before) & set(left) and set(others) <= set(left)
+    job.popen.send_signal(signal.SIGINT)
+    assert job.finish()[0] == 130
+
+
 @pytest.mark.parametrize(("role", "hard"), [("scheduler", False), ("server", True)])
 def test_a_role_that_dies_is_followed_by_a_new_generation(start, role, hard):
     job = start([*TWO, "--port", 29300], leader("stay"))
