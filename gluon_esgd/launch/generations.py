@@ -116,8 +116,6 @@ class Generations:
     def _serving(self, host: int, message: Message) -> None:
         if self.handover is not None and message["generation"] == self.handover.generation:
             self.handover.serving(_role(message), message["pid"], message.get("address"))
-        elif message["generation"] == self.running:  # agents were up before this was heard
-            self.roles[_role(message)] = message["pid"]
 
     def _ended(self, host: int, message: Message) -> None:
         self._role_lost(message["generation"], message["role"] == "server", message)

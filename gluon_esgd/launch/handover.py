@@ -168,17 +168,19 @@ class HandOver:
         }
 
     def _preparing(self) -> Optional[Again]:
-        if self._ready >= set(self.members):
+        if self._ready >= set(self.members) and not self._missing_roles():
             self._enter("holding", HOLD_S)
             self._hold()
         elif self._is_late():
             return self._not_ready()
         return None
 
-    def _not_ready(self) -> Again:
+    def _missing_roles(self) -> List[str]:
         wanted = ["scheduler", *(f"server {k}" for k in range(len(self._terms.servers_at)))]
-        limit = f"within {self._limit_s:g} s"
-        missing = [name for name in wanted if name not in self.roles]
+        return [name for name in wanted if name not in self.roles]
+
+    def _not_ready(self) -> Again:
+        limit, missing = f"within {self._limit_s:g} s", self._missing_roles()
         if missing:
             return Again(f"{told(missing)} did not start {limit}", self.hard)
         late = [client for client in sorted(self.members) if client not in self._ready]

@@ -32,12 +32,12 @@ def vendor(request):
 
 
 class Job:
-    """A launcher under test, with `fake_station` for a station, and what it prints."""
+    """A launcher under test, and what it prints; its station is `fake_station` unless told."""
 
-    def __init__(self, folder, arguments, command, **environ):
+    def __init__(self, folder, arguments, command, launcher="tests.launch.fake_launch", **environ):
         self.dir = str(folder)
         self.marker = proc.marker(self.dir)
-        argv = [sys.executable, "-m", "tests.launch.fake_launch"]
+        argv = [sys.executable, "-m", launcher]
         if "--resume" not in arguments:
             argv += ["--job-dir", self.dir]
         self.popen = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Clients, servers and stations that fail in a running job: what the launcher makes of it.
 
-Ranks are `fake_leader`, the station is `fake_station`: no MXNet, no weights.
+Ranks are `fake_leader`, the station is `fake_station`, but for one test: no MXNet, no weights.
 """
 
 import json
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from gluon_esgd.launch.control import ask
 
 from .conftest import LIMIT_S
 
@@ -149,6 +151,18 @@ def test_a_role_that_dies_is_followed_by_a_new_generation(start, role, hard):
     last = generations(job)[-1]
     assert (last["hard"], last["source"]) == (hard, 0)
     assert f"{role}{' 0' * hard} was killed by SIGKILL" in last["why"]
+
+
+@pytest.mark.servers
+def test_roles_of_the_real_station_are_handed_over(start):
+    job = start([*TWO, "--servers", 2], leader("stay"), launcher="gluon_esgd.launch")
+    job.wait_for("filled", 2)
+    told = ask(job.dir, {"do": "status"})
+    os.kill(told["servers"]["server 1"], signal.SIGKILL)
+    job.wait_for("go 2", 2)
+    assert "server 1 was killed by SIGKILL" in generations(job)[-1]["why"]
+    job.popen.send_signal(signal.SIGINT)
+    assert job.finish()[0] == 130
 
 
 def test_a_station_that_dies_is_started_again(start):
