@@ -140,9 +140,10 @@ def test_the_first_generation_waits_for_all_and_is_served_in_order():
     assert start.told("prepare") == [
         (k, {**prepare, "client": k, "vectors": vectors}) for k in (0, 1)
     ]
-    start.ready(0)
+    start.ready(0, 1)
+    start.role("serving", "server", 0)
     assert start.told("go") == []
-    start.ready(1)
+    start.role("serving", "server", 1)
     assert start.told("go") == [
         (k, {"do": "go", "generation": 1, "num_clients": 2}) for k in (0, 1)
     ]
@@ -215,7 +216,7 @@ def test_a_dead_server_is_a_hard_handover_from_the_freshest_client():
     run.held(_0=3.0, _1=1.0, _2=None)
     run.serve()
     run.ready(0, 1, 2)
-    assert run.told("save") == []
+    assert run.told("save") == [] and run.told("hold") == []
     assert run.who("seed") == [1]
     run.says(1, "seeded", generation=2)
     assert run.who("go") == [0, 1, 2]
@@ -415,6 +416,15 @@ def test_three_failed_handovers_in_a_row_fail_the_job():
     run.dies("scheduler")
     for _ in range(2):
         run.dies("server", 1, generation=run.machine.last)
+    run.serve()
+    run.ready(0, 1)
+    run.held(_0=1.0, _1=1.0)
+    run.says(0, "saved", generation=1, ok=True)
+    run.says(0, "seeded", generation=run.machine.last)
+    assert run.machine.running == 4  # from here it is counted anew
+    run.dies("scheduler")
+    for _ in range(2):
+        run.dies("server", 1, generation=run.machine.last)
     assert not run.failed
     run.dies("server", 1, generation=run.machine.last)
     assert "3 hand-overs of the center in a row failed" in run.failed[0]
@@ -443,6 +453,20 @@ def test_start_values_come_from_the_lowest_client_once_all_have_offered():
     run.says(0, "filled", name="trainer0", ok=True)
     filled = {"do": "filled", "name": "trainer0", "joined": False}
     assert sorted(run.told("filled"), key=str) == [(k, filled) for k in range(3)]
+
+
+def test_an_offer_of_an_earlier_life_does_not_count():
+    run = Job().started(0, 1, filled=False)
+    run.says(1, "offer", name="trainer0", again=False)
+    run.returns(1)
+    run.serve()
+    run.ready(0, 1)
+    run.says(0, "held", generation=1, fresh=None)
+    assert run.machine.running == 2
+    run.says(0, "offer", name="trainer0", again=False)
+    assert run.told("fill") == []
+    run.says(1, "offer", name="trainer0", again=False)
+    assert run.who("fill") == [0]
 
 
 def test_a_fill_that_its_generation_did_not_see_to_the_end_is_done_again():
@@ -496,6 +520,7 @@ def test_a_finished_client_takes_no_part_in_later_generations():
     run.held(_1=1.0, _2=2.0)
     run.says(1, "seeded", generation=2)
     assert sorted(run.machine.crew) == [1, 2]
+    assert [m["num_clients"] for _, m in run.told("go")] == [3, 3]  # those that the job is to have
 
 
 def test_when_nobody_is_left_a_dead_server_waits_for_who_comes_back():
