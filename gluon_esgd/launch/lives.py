@@ -15,7 +15,7 @@ from .state import Failure, first_failed_rank, missing_ranks, set_aside
 __all__ = ["Lives", "Place", "Restarts"]
 
 _LONGEST_PAUSE_S = 60.0
-_LEFT_S = 3.0  # what a client left behind has this long to end by itself
+_LEFT_S = 10.0  # what cannot be killed within this time is not waited for
 
 
 @dataclass(frozen=True)
@@ -253,11 +253,9 @@ class Lives:
         place.ending.step()
         if not place.ending.done():
             return
-        ended_at = place.child.ended_at
-        if proc.job_processes(*self._markers(place)):
-            if time.time() - ended_at < _LEFT_S:
-                return
-            proc.kill_job(*self._markers(place), limit_s=1.0)
+        left = proc.job_processes(*self._markers(place))  # which `ending` kills
+        if left and time.time() - place.child.ended_at < _LEFT_S:
+            return
         self._drop(place.child)
         set_aside(self._job_dir, place.numbers, place.life)
         proc.clean_shared_memory(self._began)

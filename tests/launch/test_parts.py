@@ -122,6 +122,24 @@ def test_a_relay_dies_with_its_parent(marker):
         time.sleep(0.05)
 
 
+GRACEFUL = """
+import subprocess, sys
+code = "from gluon_esgd.launch import proc, relay; proc.die_with_parent(15); import os, sys; " \\
+    "r = relay.Relay(sys.argv[1:], lambda b: os.write(1, b), grace_s=600.0); r.start(); r.wait()"
+command = [sys.executable, "-c", code, sys.executable, "-c", sys.argv[1]]
+subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline()
+"""
+
+
+def test_a_relay_that_lost_its_parent_gives_no_grace(marker):
+    name, value = marker.split("=", 1)
+    parent = [sys.executable, "-c", GRACEFUL, IGNORING + READY + "time.sleep(600)"]
+    subprocess.run(parent, env={**os.environ, name: value}, check=True, timeout=20)
+    limit = time.monotonic() + 20
+    while proc.job_processes(marker) and time.monotonic() < limit:
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(("farewell", "survives"), [(b".", True), (b"", False)])
 def test_the_guard_ends_a_job_whose_launcher_said_no_farewell(marker, farewell, survives):
     name, value = marker.split("=", 1)

@@ -184,6 +184,7 @@ def test_a_station_that_cannot_start_fails_the_job(start):
     code, took = job.finish()
     assert (code, took < LIMIT_S) == (5, True)
     assert "station 0 (pid" in job.err.decode() and "  | broken" in job.err.decode()
+    assert "starting another" not in job.err.decode()
 
 
 def test_the_secret_is_in_no_log_no_environment_and_no_command_line(start):
