@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
@@ -15,9 +14,9 @@ from .ends import AgentEnd
 from .generation import Request
 from .generation_mailbox import GenerationMailbox
 from .leader_state import Member
+from .lines import encode
 from .memory import Memory
 from .servers_link import LinkTerms, ServersLink, full_contract
-from .station_end import LARGEST
 
 __all__ = ["GenerationLink"]
 
@@ -148,11 +147,12 @@ class GenerationLink(ServersLink):
             "contract": full_contract(contract, memory),
         }  # fmt: skip
         message = {"say": "register", "vector": vector, "sync": self.sync}
-        if len(json.dumps(message)) >= LARGEST:
+        try:
+            encode(message)
+        except ValueError as error:
             raise ValueError(
-                f"sizes has {len(sizes)} parameters, which takes more than the {LARGEST} bytes of "
-                "a message; use fewer"
-            )
+                f"sizes has {len(sizes)} parameters, too many to tell the launcher of: {error}"
+            ) from None
         return message
 
     def _wait_attached(self, name: str) -> None:

@@ -15,6 +15,7 @@ from ..errors import CenterError
 from .ends import AgentEnd
 from .generation import Generation, Request
 from .leader_state import LeaderState
+from .lines import integer, text
 from .memory import ACKNOWLEDGED, IDLE, Memory
 
 __all__ = ["Orders"]
@@ -22,20 +23,6 @@ __all__ = ["Orders"]
 _log = logging.getLogger(__name__)
 
 Message = Dict[str, Any]
-
-
-def _number(message: Message, name: str) -> int:
-    value = message[name]
-    if type(value) is not int:
-        raise ValueError(f"{name}={value!r} is no integer")
-    return value
-
-
-def _name(message: Message, name: str = "name") -> str:
-    value = message[name]
-    if type(value) is not str:
-        raise ValueError(f"{name}={value!r} is no text")
-    return value
 
 
 class Orders:
@@ -71,9 +58,10 @@ class Orders:
     def obey(self, message: Message) -> None:
         """Obey one message; one that cannot be understood is logged and dropped."""
         try:
-            self._known[_name(message, "do")](message)
+            self._known[text(message, "do")](message)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            _log.error("a message from the launcher was dropped: %r: %.200r", error, message)
+            do = str(message.get("do"))[:20]
+            _log.error("an order of the launcher was dropped: %r: %.200r", do, error)
 
     def advance(self) -> None:
         """Finish what has its answers, begin what has waited for its place."""
@@ -111,15 +99,17 @@ class Orders:
 
     def _welcome(self, message: Message) -> None:
         with self._state.changed:
-            self._state.secret, self._state.welcome = _name(message, "secret"), True
+            self._state.secret, self._state.welcome = text(message, "secret"), True
 
     def _prepare(self, message: Message) -> None:
-        state, number = self._state, _number(message, "generation")
+        state, number = self._state, integer(message, "generation")
         if number <= max(self._latest, state.running):
             return
-        members = {n: _number(message, n) for n in ("client", "num_clients", "num_servers")}
-        vectors = [(_name(v), state.memory_of(v), dict(v["contract"])) for v in message["vectors"]]
-        scheduler = _name(message, "scheduler")
+        members = {n: integer(message, n) for n in ("client", "num_clients", "num_servers")}
+        vectors = [
+            (text(v, "name"), state.memory_of(v), dict(v["contract"])) for v in message["vectors"]
+        ]
+        scheduler = text(message, "scheduler")
         self._latest, self._seeds = number, None
         with state.changed:
             state.drop(state.preparing, "was replaced by a newer one")
@@ -128,7 +118,7 @@ class Orders:
             state.preparing = Generation(number, agent, vectors)
 
     def _hold(self, message: Message) -> None:
-        state, number, hard = self._state, _number(message, "generation"), bool(message["hard"])
+        state, number, hard = self._state, integer(message, "generation"), bool(message["hard"])
         if state.running and number != state.running:
             return
         with state.changed:
@@ -137,7 +127,7 @@ class Orders:
                 state.drop(state.current, "was dropped with its generation")
 
     def _save(self, message: Message) -> None:
-        state, number = self._state, _number(message, "generation")
+        state, number = self._state, integer(message, "generation")
         if number != state.running or not state.held:
             return
 
@@ -154,7 +144,7 @@ class Orders:
     def _seed(self, message: Message) -> None:
         state, names = self._state, [str(name) for name in message["names"]]
         preparing = state.preparing
-        if preparing is None or preparing.number != _number(message, "generation"):
+        if preparing is None or preparing.number != integer(message, "generation"):
             return
         with state.changed:
             if state.current is not None and (state.hold is None or not state.current.idle):
@@ -183,8 +173,8 @@ class Orders:
         self._ask(generation, "restore", names, seeded)
 
     def _go(self, message: Message) -> None:
-        state, number = self._state, _number(message, "generation")
-        clients = _number(message, "num_clients")
+        state, number = self._state, integer(message, "generation")
+        clients = integer(message, "num_clients")
         if state.preparing is None or number != state.preparing.number:
             return
         with state.changed:
@@ -195,10 +185,10 @@ class Orders:
 
     def _attached(self, message: Message) -> None:
         with self._state.changed:
-            self._state.attached.add(_name(message))
+            self._state.attached.add(text(message, "name"))
 
     def _fill(self, message: Message) -> None:
-        state, name = self._state, _name(message)
+        state, name = self._state, text(message, "name")
 
         def filled(ok: bool) -> None:
             state.say({"say": "filled", "name": name, "ok": ok})
@@ -210,18 +200,18 @@ class Orders:
             self._ask(generation, "fill", [name], filled)
 
     def _filled(self, message: Message) -> None:
-        name = _name(message)
+        name = text(message, "name")
         with self._state.changed:
             if name in self._state.offers:
                 self._state.filled[name] = bool(message.get("joined", False))
 
     def _refuse(self, message: Message) -> None:
         with self._state.changed:
-            self._state.refused[_name(message)] = _name(message, "why")
+            self._state.refused[text(message, "name")] = text(message, "why")
 
     def _met(self, message: Message) -> None:
         with self._state.changed:
-            self._state.meets.discard(_name(message, "what"))
+            self._state.meets.discard(text(message, "what"))
 
 
 def _add_own(memory: Memory) -> None:

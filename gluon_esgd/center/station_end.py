@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import logging
 import os
 import socket
 import time
-from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional
 
-__all__ = ["LARGEST", "StationEnd"]
+from .lines import LARGEST, Lines, encode, parse, short_path
+
+__all__ = ["StationEnd"]
 
 _log = logging.getLogger(__name__)
 
-LARGEST = 1 << 20  # bytes of a message
 _AGAIN_S = 0.2  # between two attempts to find the station
 _READ = 1 << 16
 
@@ -36,9 +35,9 @@ class StationEnd:
     """
 
     def __init__(self, path: str, greet: Callable[[], List[Dict[str, Any]]]) -> None:
-        self._path, self._greet = Path(path), greet
+        self._path, self._greet = path, greet
         self._sock: Optional[socket.socket] = None
-        self._in, self._skips = b"", False
+        self._in = Lines()
         self._out: Deque[bytes] = collections.deque()
         self._next_attempt = 0.0
         self.missing_since = time.monotonic()  # while there is no connection
@@ -63,7 +62,7 @@ class StationEnd:
 
     def say(self, message: Dict[str, Any]) -> None:
         """Put `message` among those to be sent, and wake the thread that sends them."""
-        self._out.append(json.dumps(message).encode() + b"\n")
+        self._out.append(encode(message))
         self.wake()
 
     def wake(self) -> None:
@@ -100,18 +99,15 @@ class StationEnd:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            folder = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
-            finally:
-                os.close(folder)
+            with short_path(self._path) as path:
+                sock.connect(path)
         except OSError:
             sock.close()
             return
-        self._sock, self._in, self._skips = sock, b"", False
+        self._sock, self._in = sock, Lines()
         # What was said to a station that is gone is in the greeting, if it still counts.
         self._out.clear()
-        self._out.extend(json.dumps(message).encode() + b"\n" for message in self._greet())
+        self._out.extend(encode(message) for message in self._greet())
 
     def _send(self, sock: socket.socket) -> None:
         while self._out:
@@ -133,25 +129,14 @@ class StationEnd:
                 return
             if not data:
                 raise ConnectionResetError
-            *lines, self._in = (self._in + data).split(b"\n")
-            for line in lines:
-                self._take(line, messages)
-            if len(self._in) > LARGEST:
-                self._in, self._skips = b"", True
-
-    def _take(self, line: bytes, messages: List[Dict[str, Any]]) -> None:
-        if self._skips:
-            self._skips = False
-            _log.error("a message of more than %d bytes from the station was dropped", LARGEST)
-            return
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            message = None
-        if isinstance(message, dict):
-            messages.append(message)
-        else:
-            _log.error("no message from the station: %r", line[:80])
+            too_long = self._in.too_long
+            for line in self._in.feed(data):
+                try:
+                    messages.append(parse(line))
+                except ValueError as error:
+                    _log.error("a line from the station was dropped: %s", error)
+            if self._in.too_long > too_long:
+                _log.error("a line from the station was dropped: over %d bytes", LARGEST)
 
     def _end(self) -> None:
         if self._sock is not None:
