@@ -165,6 +165,14 @@ class Supervised:
                 self.restore(source)
         self.go()
 
+    def new_station(self) -> None:
+        """Kill the station, and with it the servers; start another in its place."""
+        self.station.kill()
+        self.station = Station(self.folder)
+        self.station.begin()
+        for client in self.clients:
+            self.tell(client, "welcome", secret="5e" * 32)
+
     def close(self) -> None:
         for link in self.links:
             link.close()
