@@ -204,10 +204,14 @@ class AgentEnd:
             self._check()
             return self._last_ticket
 
-    def take(self, ticket: int) -> Optional[Dict[str, Any]]:
-        """Return the answer to `ticket`, an error's text in it, or None; does not wait."""
+    def hear(self) -> None:
+        """Take in what it has said, or that it has ended; does not wait."""
         with self._lock:
             self._drain()
+
+    def take(self, ticket: int) -> Optional[Dict[str, Any]]:
+        """Return the answer to `ticket`, an error's text in it, where it has been heard."""
+        with self._lock:
             return self._answers.pop(ticket, None)
 
     def answer(self, ticket: int, timeout_s: float) -> Optional[Dict[str, Any]]:

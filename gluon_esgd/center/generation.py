@@ -76,6 +76,7 @@ class Generation:
 
     def read(self) -> None:
         """Take in what the agent has said, and go on with attaching."""
+        self.agent.hear()
         self._take()
         try:
             if self.agent.wait_ready(0.0):

@@ -48,11 +48,11 @@ class Supervised:
         self.tell(client, "welcome", secret="5e" * 32)
         return link
 
-    def hear(self, client: int, say: str, **fields: Any) -> Message:
+    def hear(self, who: int, say: str, **fields: Any) -> Message:
         """Take the next message of this kind from a leader."""
 
         def wanted(heard: Message) -> bool:
-            if heard["say"] != "heard" or heard["client"] != client:
+            if heard["say"] != "heard" or heard["client"] != who:
                 return False
             message = heard["message"]
             return {**message, "say": say, **fields} == message
@@ -132,7 +132,12 @@ class Supervised:
 
     def held(self, old: int, members: Optional[Sequence[int]] = None) -> Dict[int, Any]:
         """Return what each says of how fresh its center is."""
-        return {k: self.hear(k, "held", generation=old)["fresh"] for k in members or self.clients}
+        out = {}
+        for k in members or self.clients:
+            said = self.hear(k, "held")
+            assert said["generation"] in (old, 0)  # 0: it was no member
+            out[k] = said["fresh"]
+        return out
 
     def save(self, old: int, client: int) -> bool:
         self.tell(client, "save", generation=old)
