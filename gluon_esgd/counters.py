@@ -26,6 +26,10 @@ class Counters:
         Exchanges with the center that were applied.
     exchanges_late : int
         Times an exchange was not back when it was due, and was put off.
+    exchanges_skipped : int
+        Exchanges that did not begin, since there was nothing to exchange with at the moment.
+    exchanges_lost : int
+        Exchanges that were lost with their servers or agent; the weights stayed as they were.
     server_bytes : int
         Bytes that this client sent to and received from the servers (leader only); without
         servers the vectors that it gave into collectives between clients.
@@ -39,6 +43,8 @@ class Counters:
     step_wait_s: float = 0.0
     exchanges: int = 0
     exchanges_late: int = 0
+    exchanges_skipped: int = 0
+    exchanges_lost: int = 0
     server_bytes: int = 0
     distance: float = 0.0
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Optional
+from typing import Optional, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from .center import Box, Link, Mailbox, chunks_of
+from .center import Box, ExchangeLost, Link, Mailbox, chunks_of
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
 from .errors import CenterError
+from .optim import largest_alpha
 from .parameters import Weights, take_from_leader
 from .policy import Interval, Policy
 from .states import Array, Position
@@ -28,7 +29,9 @@ __all__ = ["CenterExchange"]
 
 _log = logging.getLogger(__name__)
 
-_LATE, _DONE, _FAILED = 0, 1, 2
+_LATE, _DONE, _FAILED, _SKIPPED, _LOST = range(5)
+
+_ATTEMPTS = 3  # at the last exchange, which may meet a hand-over
 
 
 class CenterExchange:
@@ -60,7 +63,9 @@ class CenterExchange:
         self._counters = counters
         self._mailbox: Optional[Box] = None
         self._apply_at: Optional[int] = None
-        self._late = False  # set in the engine; read after a wait for `_flat`
+        self._status = _DONE  # of the last application; set in the engine, read after a wait
+        self._skipped = self._told_skip = self._joined = False
+        self._clients = world.num_clients
         self._seen_at = 0.0
         self._failure: Optional[Exception] = None
         self._started = False
@@ -71,7 +76,8 @@ class CenterExchange:
 
         The center is seeded with client 0's weights and put into the network
         of every other client. A client that resumes keeps its own weights, and where that
-        is client 0 the center is the one that it had.
+        is client 0 the center is the one that it had. But a client that comes back to a job takes
+        the center that is there, and moves nothing.
 
         Returns
         -------
@@ -92,8 +98,9 @@ class CenterExchange:
         self._flat = weights.flat()
         self._host = view(self._flat)[: weights.size]
         self._world.on_leader(lambda: self._seed(contract, resumed))
+        joined = self._world.broadcast(self._joined)
         self._started, self._resumed = True, None
-        if resumed is not None:
+        if resumed is not None and not joined:
             return False
         return take_from_leader(self._world, weights, self._flat)
 
@@ -111,8 +118,10 @@ class CenterExchange:
             center = center if resumed.center is None else resumed.center.host
             base = base if resumed.base is None else resumed.base.host
         self._mailbox.x[:] = center
-        self._mailbox.seed(self._world.client == 0, self._host)
-        if resumed is not None and self._policy.rule == "asgd":
+        self._joined = self._mailbox.seed(self._world.client == 0, self._host)
+        if self._joined:
+            _log.info("client %d takes the center's weights as they are", self._world.client)
+        elif resumed is not None and self._policy.rule == "asgd":
             assert isinstance(self._mailbox, Mailbox)  # it needs servers
             self._mailbox.count_from(base)
 
@@ -139,13 +148,16 @@ class CenterExchange:
         if self._policy.lazy == 0:
             self._push_application()
 
-    def _push_snapshot(self) -> None:
+    def _push_snapshot(self, wait_s: float = 0.0) -> None:
         self._weights.copy_to(self._flat)
         self._kinds = kinds = self._weights.kinds()
-        self._lane.push(lambda: self._start(kinds), "center snapshot", writes=[self._flat])
+        self._lane.push(lambda: self._start(kinds, wait_s), "center snapshot", writes=[self._flat])
 
-    def _start(self, kinds: np.ndarray) -> None:
-        """In the engine: average the running statistics, hand the snapshot to the agent."""
+    def _start(self, kinds: np.ndarray, wait_s: float) -> None:
+        """In the engine: average the running statistics, hand the snapshot to the agent.
+
+        Where servers are just being replaced it waits for them for `wait_s`.
+        """
         statistics = self._host[self._weights.num_moved :]
         if self._world.size > 1 and statistics.size:
             what = "the mean of running statistics"
@@ -154,9 +166,24 @@ class CenterExchange:
             return  # not the leader, or one is late: that one is collected next
         self._mailbox.x[:] = self._host
         try:
-            self._mailbox.start_exchange(self._policy.rule, self._policy.alpha, kinds)
+            rule, alpha = self._policy.rule, self._alpha()
+            self._skipped = not self._mailbox.start_exchange(rule, alpha, kinds, wait_s)
         except Exception as error:
             self._failure = error  # said to all ranks where they expect the exchange
+
+    def _alpha(self) -> float:
+        """The moving rate for as many clients as the job has now."""
+        assert self._link is not None
+        clients, alpha = self._link.num_clients, self._policy.alpha_for(self._link.num_clients)
+        if clients != self._clients and self._policy.rule == "esgd":
+            self._clients, bound = clients, largest_alpha(clients)
+            _log.log(
+                logging.WARNING if alpha > bound else logging.INFO,
+                "client %d: alpha is %.4g for the %d clients that there are now, of at most %.4g "
+                "at which exchanges are stable",
+                self._world.client, alpha, clients, bound,
+            )  # fmt: skip
+        return alpha
 
     def _push_application(self, limit_s: Optional[float] = None, drop: bool = False) -> None:
         self._apply_at = None
@@ -173,20 +200,17 @@ class CenterExchange:
             limit_s = 0.0 if self._late else self._world.settings.center_wait_s
         status, text = np.array([_LATE]), ""
         if self._mailbox is not None:
-            try:
-                if self._failure is not None:
-                    raise self._failure
-                status[0] = _DONE if self._mailbox.collect(self._host, limit_s) else _LATE
-            except Exception as error:
-                status[0], text = _FAILED, str(error)
+            status[0], text = self._fetch(self._mailbox, limit_s)
         comm = self._world.comm
         comm.broadcast(status, "the status of an exchange")
         if status[0] == _FAILED:
             raise CenterError(comm.allgather(text, "the error of an exchange")[0])
-        self._late = bool(status[0] == _LATE)
-        if self._late:
+        self._status = int(status[0])
+        if self._status != _DONE:
             self._host[:] = 0
-            self._counters.exchanges_late += 1
+            self._counters.exchanges_late += self._status == _LATE
+            self._counters.exchanges_skipped += self._status == _SKIPPED
+            self._counters.exchanges_lost += self._status == _LOST
             return
         comm.broadcast(self._host, "the broadcast of an exchange")
         self._counters.exchanges += 1
@@ -201,6 +225,38 @@ class CenterExchange:
                     ", or further from it than half floats reach," if half else "",
                 )
             self._counters.server_bytes = self._mailbox.bytes_moved
+
+    def _fetch(self, mailbox: Box, limit_s: float) -> Tuple[int, str]:
+        """On the leader: what became of the exchange; its shift into `_host`."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if self._skipped:
+                self._skipped = False
+                self._tell_skip()
+                return _SKIPPED, ""
+            if not mailbox.collect(self._host, limit_s):
+                return _LATE, ""
+            self._told_skip = False
+            return _DONE, ""
+        except ExchangeLost as error:
+            _log.warning("%s", error)
+            return _LOST, ""
+        except Exception as error:
+            return _FAILED, str(error)
+
+    def _tell_skip(self) -> None:
+        if not self._told_skip:
+            self._told_skip = True
+            _log.warning(
+                "client %d: the servers are being replaced; it trains on, and exchanges that are "
+                "due meanwhile are skipped",
+                self._world.client,
+            )
+
+    @property
+    def _late(self) -> bool:
+        return self._status == _LATE
 
     def flush(self, drop: bool = False) -> None:
         """Complete the exchange in flight, if there is one; collective in the client, waits.
@@ -234,13 +290,25 @@ class CenterExchange:
         return position
 
     def exchange_now(self) -> None:
-        """Complete the one in flight and make a whole further exchange; waits."""
+        """Complete the one in flight and make a whole further exchange; waits.
+
+        It waits for servers that are being replaced, `center_limit_s` at most.
+        """
         self.flush()
         # In a split world a client that still trains learns here that this one has come to its end.
         self._world.meet_clients(f"the last exchange of '{self._name}'")
-        self._push_snapshot()
-        self._push_application(self._world.settings.center_limit_s)
-        self._settle()
+        limit_s = self._world.settings.center_limit_s
+        for _ in range(_ATTEMPTS):
+            self._push_snapshot(limit_s)
+            self._push_application(limit_s)
+            self._settle()
+            if self._status != _LOST:
+                break
+        if self._status in (_LOST, _SKIPPED) and self._mailbox is not None:
+            _log.warning(
+                "client %d: its last exchange did not take place: no servers within %g s",
+                self._world.client, limit_s,
+            )  # fmt: skip
 
     def pull(self, sync: bool) -> mx.nd.NDArray:
         """Return the center, flat in the order of `Weights`; completes what is in flight.

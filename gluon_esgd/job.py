@@ -8,7 +8,7 @@ import traceback
 import weakref
 from typing import Any, List, Optional
 
-from .center import CenterLink, Link
+from .center import CenterLink, GenerationLink, Link, LinkTerms
 from .center.peers import PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError
@@ -63,7 +63,8 @@ class Job:
     def link(self) -> Optional[Link]:
         """Return the leader's way to the center, made at the first call; None on other ranks."""
         settings = self.world.settings
-        if settings.scheduler is None and not settings.is_split:
+        way = settings.station or settings.scheduler
+        if way is None and not settings.is_split:
             raise TopologyError(
                 f"{settings.num_servers} server(s) were announced, but no scheduler: let "
                 "`gluon-esgd run` start the job"
@@ -79,11 +80,9 @@ class Job:
                 self._link = PeerLink(leaders, self.policy.outer, self.policy.compression)
         return self._link
 
-    def _to_servers(self, policy: Policy) -> CenterLink:
+    def _to_servers(self, policy: Policy) -> Link:
         settings = self.world.settings
-        assert settings.scheduler is not None
-        return CenterLink(
-            settings.scheduler,
+        terms = LinkTerms(
             client=self.world.client,
             num_clients=self.world.num_clients,
             num_servers=settings.num_servers,
@@ -95,6 +94,11 @@ class Job:
             outer=policy.outer,
             compression=policy.compression,
         )
+        if settings.station is not None:
+            wait_s = settings.center_wait_s
+            return GenerationLink(settings.station, terms, life=settings.life, center_wait_s=wait_s)
+        assert settings.scheduler is not None
+        return CenterLink(settings.scheduler, **vars(terms))
 
     def finish_at_exit(self, trainer: Any, keep: bool) -> None:
         """Call ``trainer.finish()`` at a clean end of the script.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
 from .center.contract import LIMIT, checksum
-from .optim import ElasticSGD, Outer, check_alpha, check_outer, default_alpha
+from .optim import DEFAULT_BETA, ElasticSGD, Outer, check_alpha, check_outer, default_alpha
 from .settings import RULES, Settings
 
 __all__ = ["HALF_FLOATS", "Interval", "IntervalLike", "Policy", "resolve"]
@@ -61,6 +61,11 @@ class Policy:
     lazy: int
     outer: Outer = field(default_factory=Outer)
     compression: Optional[str] = None
+    beta: Optional[float] = None  # from which alpha came; None where alpha itself was given
+
+    def alpha_for(self, num_clients: int) -> float:
+        """Return the moving rate where the job has come to have `num_clients` clients."""
+        return self.alpha if self.beta is None else default_alpha(num_clients, self.beta)
 
     @property
     def has_center(self) -> bool:
@@ -121,7 +126,8 @@ def resolve(
         rule = "sgd"
     carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
     length = _interval(interval, settings, carrier)
-    moving_rate, center = _alpha(alpha, beta, settings, carrier), _outer(outer, rule)
+    moving_rate, beta = _alpha(alpha, beta, settings, carrier)
+    center = _outer(outer, rule)
     if rule == "esgd":
         check_outer(center, moving_rate, settings.num_clients, one_step=settings.is_split)
     return Policy(
@@ -131,6 +137,7 @@ def resolve(
         lazy=_lazy(lazy, settings, length, rule),
         outer=center,
         compression=_compression(compression_params, settings),
+        beta=beta,
     )
 
 
@@ -188,7 +195,8 @@ def _alpha(
     beta: Optional[float],
     settings: Settings,
     carrier: Optional[ElasticSGD],
-) -> float:
+) -> Tuple[float, Optional[float]]:
+    """Alpha, and the beta from which it comes unless it was given itself."""
     levels = [(alpha, beta), (settings.alpha, settings.beta)]
     if carrier is not None:
         levels.append((carrier.alpha, carrier.beta))
@@ -197,10 +205,11 @@ def _alpha(
         if a is not None and b is not None:
             raise ValueError(f"give alpha={a!r} or beta={b!r}, not both")
         if a is not None:
-            return check_alpha(_number("alpha", a), clients)
+            return check_alpha(_number("alpha", a), clients), None
         if b is not None:
-            return check_alpha(default_alpha(clients, _number("beta", b)), clients)
-    return default_alpha(clients)
+            beta = _number("beta", b)
+            return check_alpha(default_alpha(clients, beta), clients), beta
+    return default_alpha(clients), DEFAULT_BETA
 
 
 def _lazy(given: Optional[int], settings: Settings, interval: IntervalLike, rule: str) -> int:

@@ -88,6 +88,7 @@ class Replica:
         self._started = False
         self._drop_gradient = False
         link = job.link() if world.num_clients > 1 or policy.has_center else None
+        self._link = link
         self._rounds = ClientRounds(world, link, name)
         self._exchange: Optional[CenterExchange] = None
         if policy.has_center:
@@ -264,6 +265,8 @@ class Replica:
     def after_update(self) -> None:
         """Exchange with the center what is due after an update; pushes, does not wait."""
         self._step += 1
+        if self._link is not None:
+            self._link.report(self._step, self._counters)
         self._drop_gradient = False
         self._weights.find_masters()
         if self._exchange is not None:

@@ -41,7 +41,9 @@ class Agent:
             "attach": self._attach,
             "detach": self._detach,
             "seed": lambda name, seeder: self._vectors[name].seed(seeder),
-            "exchange": lambda name, rule, alpha: self._vectors[name].exchange(rule, alpha),
+            "exchange": lambda name, **how: self._vectors[name].exchange(**how),
+            "fill": lambda name: self._vectors[name].fill(),
+            "restore": lambda name: self._vectors[name].restore(),
             "pull": self._pull,
             "reduce": lambda name, first, last: self._vectors[name].reduce(first, last),
         }

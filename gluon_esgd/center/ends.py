@@ -84,18 +84,19 @@ class ZygoteEnd:
         with contextlib.suppress(OSError):
             wire.send(self._sock, {"kill": tag})
 
-    def fate(self, tag: int) -> str:
-        """Say how the child `tag` ended; waits a moment for the zygote's word."""
-        end = time.monotonic() + _END_S
-        while time.monotonic() < end:
+    def fate(self, tag: int, timeout_s: float) -> str:
+        """Say how the child `tag` ended; waits `timeout_s` for the zygote's word."""
+        end = time.monotonic() + timeout_s
+        while True:
             with self._lock:
                 gone = self._drain()
                 if tag in self._endings:
                     return ending(self._endings[tag])
             if gone and self.process.poll() is not None:
                 return f"is gone with its zygote, which ended with {self.process.returncode}"
+            if time.monotonic() >= end:
+                return "is gone"
             time.sleep(_POLL_S)
-        return "is gone"
 
     def _drain(self) -> bool:
         said, is_gone = self.news()
@@ -118,6 +119,11 @@ class ZygoteEnd:
             return said, False
         except (EOFError, OSError):
             return said, True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked for children."""
+        return self.process.poll() is None
 
     def close(self) -> None:
         """End the zygote and all its children; at most a second or so."""
@@ -144,11 +150,24 @@ class AgentEnd:
         Number of the generation.
     log_path : str or None
         Where the agent writes; for messages.
+    fate_s : float, optional
+        How long to wait, when it is found lost, for the zygote's word on how it ended.
+
+    Attributes
+    ----------
+    lost : str or None
+        Why it is not to be asked any more.
     """
 
     def __init__(
-        self, zygote: ZygoteEnd, terms: Mapping[str, Any], tag: int, log_path: Optional[str]
+        self,
+        zygote: ZygoteEnd,
+        terms: Mapping[str, Any],
+        tag: int,
+        log_path: Optional[str],
+        fate_s: float = _END_S,
     ) -> None:
+        self._fate_s = fate_s
         self._zygote, self._tag, self._client = zygote, tag, int(terms["client"])
         self._log = "" if log_path is None else f"; its log is {log_path}"
         self._lock = threading.Lock()
@@ -156,6 +175,7 @@ class AgentEnd:
         self._last_ticket = READY
         self.pid = 0  # known when it is ready
         self.lost: Optional[str] = None
+        self._ended = False
         self._sock, theirs = wire.pair()
         with theirs:
             zygote.fork("agent", tag, terms, theirs.fileno())
@@ -178,10 +198,21 @@ class AgentEnd:
                 wire.send(self._sock, message, fds)
             except BlockingIOError:
                 self._lose("does not take requests any more: it stands still")
-            except OSError:
+            except OSError:  # it has closed its end, which it does by ending
+                self._ended = True
                 self._lose(None)
             self._check()
             return self._last_ticket
+
+    def hear(self) -> None:
+        """Take in what it has said, or that it has ended; does not wait."""
+        with self._lock:
+            self._drain()
+
+    def take(self, ticket: int) -> Optional[Dict[str, Any]]:
+        """Return the answer to `ticket`, an error's text in it, where it has been heard."""
+        with self._lock:
+            return self._answers.pop(ticket, None)
 
     def answer(self, ticket: int, timeout_s: float) -> Optional[Dict[str, Any]]:
         """Return the answer to `ticket`, or None where there is none after `timeout_s`.
@@ -224,11 +255,33 @@ class AgentEnd:
             self._lose(f"was given up: {why}")
             self._check()
 
-    def close(self) -> None:
+    def drop(self, why: str) -> None:
         """End the agent, stuck or not; does not wait for it."""
+        with self._lock:
+            self._lose(why)
+
+    def close(self) -> None:
+        """Drop the agent and forget it; does not wait."""
         with self._lock:
             self._lose("was closed")
             self._sock.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when something came, or when it has ended."""
+        return self._sock.fileno()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is dead and so writes to no memory any more; looks, does not wait."""
+        with self._lock:
+            try:
+                while not self._ended and self._sock.fileno() >= 0:
+                    wire.receive(self._sock)  # what comes from one that was dropped is void
+            except BlockingIOError:
+                return False
+            except (EOFError, OSError):
+                self._ended = True
+            return True
 
     def _check(self) -> None:
         if self.lost is not None:
@@ -243,12 +296,16 @@ class AgentEnd:
         except BlockingIOError:
             pass
         except (EOFError, OSError):
+            self._ended = True
             self._lose(None)
 
     def _lose(self, why: Optional[str]) -> None:
         """Note why the agent is lost (None: its end was seen) and shut the socket."""
         if self.lost is None:
-            self.lost = self._zygote.fate(self._tag) if why is None else why
+            self.lost = self._zygote.fate(self._tag, self._fate_s) if why is None else why
             self._zygote.kill(self._tag)
             with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
+                self._sock.shutdown(socket.SHUT_WR)  # it sees this; what it closes is seen here
+            if self.pid and not self._ended:  # then the number is still its own
+                with contextlib.suppress(OSError):
+                    os.kill(self.pid, signal.SIGKILL)

@@ -6,7 +6,14 @@ from typing import Mapping, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
-__all__ = ["Box", "Link"]
+from ..counters import Counters
+from ..errors import CenterError
+
+__all__ = ["Box", "ExchangeLost", "Link"]
+
+
+class ExchangeLost(CenterError):
+    """The exchange in flight was lost with its generation of servers; weights stay as they are."""
 
 
 class Box(Protocol):
@@ -30,11 +37,13 @@ class Box(Protocol):
     def bytes_moved(self) -> int:
         """Bytes that went to and came from where clients meet."""
 
-    def seed(self, seeder: bool, out: np.ndarray) -> None:
-        """Make the seeder's x the center and fetch it; all leaders call it."""
+    def seed(self, seeder: bool, out: np.ndarray) -> bool:
+        """Make the seeder's x the center and fetch it; whether it was there before."""
 
-    def start_exchange(self, rule: str, alpha: float, kinds: np.ndarray) -> None:
-        """Start an exchange of x with the center."""
+    def start_exchange(
+        self, rule: str, alpha: float, kinds: np.ndarray, timeout_s: float = 0.0
+    ) -> bool:
+        """Start an exchange of x with the center; False where there is none at the moment."""
 
     def collect(self, out: np.ndarray, timeout_s: float) -> bool:
         """Fetch the shift of the exchange in flight; False if it is late."""
@@ -58,6 +67,10 @@ class Link(Protocol):
     num_servers: int
     compression: Optional[str]
 
+    @property
+    def num_clients(self) -> int:
+        """How many clients the job has."""
+
     def wait_ready(self) -> None:
         """Wait until `attach` can be called."""
 
@@ -70,6 +83,9 @@ class Link(Protocol):
         exact: Sequence[bool] = (),
     ) -> Box:
         """Make the box of one trainer; all leaders make the same ones in the same order."""
+
+    def report(self, step: int, counters: Counters) -> None:
+        """Tell whoever watches the job how far this client is."""
 
     def close(self) -> None:
         """Give it up, with all its boxes."""

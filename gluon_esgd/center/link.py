@@ -7,17 +7,13 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ..counters import Counters
 from ..errors import CenterError, raise_faults
-from .contract import check_contract, own_contract
-from .ends import AgentEnd, ZygoteEnd
-from .layout import check_chunks, check_exact, check_sizes
-from .lifeline import Lifeline
-from .mailbox import Mailbox
-from .memory import Memory
+from .direct_mailbox import DirectMailbox
+from .servers_link import LinkTerms, ServersLink, full_contract
 
 if TYPE_CHECKING:
     from ..optim import Outer
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CenterLink"]
 
 
-class CenterLink:
+class CenterLink(ServersLink):
     """A leader's link to the servers; one per process, shared by all its trainers.
 
     Starts a zygote and asks it for an agent; returns at once. Calls may come from several
@@ -85,37 +81,19 @@ class CenterLink:
             "peers_limit_s": peers_limit_s,
         }
         raise_faults("center link", [*_faults(scheduler, **counts), *_limit_faults(limits)])
-        self.client, self.num_clients, self.num_servers = client, num_clients, num_servers
-        self.sync, self.scheduler = bool(sync), scheduler
-        self.start_timeout_s, self.limit_s = float(start_timeout_s), float(limit_s)
-        self.peers_limit_s = float(peers_limit_s)
-        self.outer = None if outer is None else asdict(outer)
-        self.compression = compression
-        self._job_dir = None if job_dir is None else Path(job_dir)
-        self._owner, self._closed, self._lock = os.getpid(), False, threading.Lock()
-        self._mailboxes: Dict[str, Mailbox] = {}
-        self._bytes_of_closed = 0
+        super().__init__(
+            LinkTerms(
+                client, num_clients, num_servers, sync, job_dir, start_timeout_s, limit_s,
+                peers_limit_s, outer, compression,
+            )
+        )  # fmt: skip
+        self.scheduler = scheduler
+        self._lock = threading.Lock()
         self._asked_at = time.monotonic()
-        self._lifeline = Lifeline()
-        with self._log() as log:
-            self._zygote = ZygoteEnd(self._lifeline, log)
-        self._agent = self._new_agent()
-
-    def _new_agent(self) -> AgentEnd:
-        terms = {
-            "scheduler": self.scheduler,
-            "client": self.client,
-            "num_clients": self.num_clients,
-            "num_servers": self.num_servers,
-            "sync": self.sync,
-            "outer": self.outer,
-            "compression": self.compression,
-        }
         if self._job_dir is not None:
             (self._job_dir / "state").mkdir(parents=True, exist_ok=True)
             self._roll_call(self.client).touch()
-        log_path = None if self._job_dir is None else str(self._log_path)
-        return AgentEnd(self._zygote, terms, tag=0, log_path=log_path)
+        self._agent = self._new_agent(0, scheduler)
 
     @property
     def alive(self) -> bool:
@@ -123,21 +101,10 @@ class CenterLink:
         return self._agent.lost is None
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes pushed to and pulled from the servers."""
-        with self._lock:
-            return self._bytes_of_closed + sum(m.bytes_moved for m in self._mailboxes.values())
-
-    @property
     def agent_pid(self) -> int:
         """Process number of the agent; waits until it is up."""
         self.wait_ready()
         return self._agent.pid
-
-    @property
-    def zygote_pid(self) -> int:
-        """Process number of the zygote."""
-        return self._zygote.process.pid
 
     def wait_ready(self) -> None:
         """Wait until the agent's store is up, which needs all agents, all servers, the scheduler.
@@ -163,7 +130,7 @@ class CenterLink:
         chunks: Sequence[Tuple[int, int]],
         contract: Mapping[str, int],
         exact: Sequence[bool] = (),
-    ) -> Mailbox:
+    ) -> DirectMailbox:
         """Make the mailbox of one trainer; all leaders make the same ones in the same order.
 
         Parameters
@@ -187,40 +154,21 @@ class CenterLink:
             If the store is not up, or other clients do not attach theirs in time.
         """
         memory = self._checked_memory(name, sizes, chunks, exact)
-        own = own_contract(memory.sizes.tolist(), memory.chunks, memory.exact)
         try:
-            check_contract(contract, len(own))
+            everything = full_contract(contract, memory)
             self.wait_ready()
             self._call(
                 f"the mailbox '{name}', which all {self.num_clients} clients must attach",
                 self.start_timeout_s, "attach", [memory.fd], name=name,
-                contract={**{entry: int(value) for entry, value in contract.items()}, **own},
+                contract=everything,
             )  # fmt: skip
         except BaseException:
             memory.close()
             raise
-        mailbox = Mailbox(self, name, memory)
+        mailbox = DirectMailbox(self, name, memory)
         with self._lock:
             self._mailboxes[name] = mailbox
         return mailbox
-
-    def _checked_memory(
-        self,
-        name: str,
-        sizes: Sequence[int],
-        chunks: Sequence[Tuple[int, int]],
-        exact: Sequence[bool],
-    ) -> Memory:
-        if not isinstance(name, str):
-            raise TypeError(f"name={name!r} must be a str")
-        if not name or not name.isprintable() or name in self._mailboxes:
-            taken = ", ".join(sorted(self._mailboxes)) or "none"
-            raise ValueError(
-                f"name={name!r} must be printable, not empty and not in use (in use: {taken})"
-            )
-        plain = check_sizes(sizes)
-        cuts = check_chunks(chunks, sum(plain))
-        return Memory.create(plain, cuts, check_exact(exact, len(cuts)))
 
     def close(self) -> None:
         """End agent and zygote; the center stays on the servers. Idempotent.
@@ -231,10 +179,10 @@ class CenterLink:
             return
         self._closed = True
         self._agent.close()
-        self._zygote.close()
-        self._lifeline.close()
-        for mailbox in list(self._mailboxes.values()):
-            mailbox.close()
+        self._close_ends()
+
+    def report(self, step: int, counters: Counters) -> None:
+        """Do nothing: without stations nobody asks how far a client is."""
 
     # What mailboxes use.
 
@@ -252,7 +200,7 @@ class CenterLink:
     def _give_up(self, why: str) -> None:
         self._agent.give_up(why)
 
-    def _detach(self, mailbox: Mailbox) -> None:
+    def _detach(self, mailbox: DirectMailbox) -> None:
         with self._lock:
             if self._mailboxes.pop(mailbox.name, None) is None:
                 return
@@ -261,20 +209,6 @@ class CenterLink:
             self._agent.ask("detach", name=mailbox.name)
 
     # Job folder.
-
-    @property
-    def _log_path(self) -> Path:
-        assert self._job_dir is not None
-        return self._job_dir / "logs" / f"client{self.client}.agent.log"
-
-    @contextlib.contextmanager
-    def _log(self) -> Iterator[Optional[IO[bytes]]]:
-        if self._job_dir is None:
-            yield None
-            return
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._log_path, "ab") as log:
-            yield log
 
     def _roll_call(self, client: int) -> Path:
         assert self._job_dir is not None

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Optional
+from abc import ABC, abstractmethod
 
 import numpy as np
 
-from ..errors import CenterError
 from .layout import check_out, checked_kinds, chunk_range
 from .memory import Memory
-
-if TYPE_CHECKING:
-    from .link import CenterLink
 
 __all__ = ["Mailbox"]
 
 
-class Mailbox:
-    """One trainer's flat weights and its center; `CenterLink.attach` makes it.
+class Mailbox(ABC):
+    """One trainer's flat weights and its center; the link's `attach` makes it.
 
-    No method waits longer than its limit. All of them raise CenterError on the calling
-    client when the agent or the servers are lost; `seed`, ``pull(sync=True)`` and `reduce` are
-    collective over the leaders of all clients, the others are this leader's own.
+    No method waits longer than its limit. `seed`, ``pull(sync=True)`` and `reduce` are
+    collective over the leaders of all clients, the others are this leader's own. Which agent
+    they ask, and what becomes of a call when that agent is lost, is the business of the two kinds:
+    `DirectMailbox` raises CenterError, `GenerationMailbox` goes on with the next generation.
 
     Attributes
     ----------
@@ -31,18 +27,16 @@ class Mailbox:
         to its end; `reduce` sums in place.
     """
 
-    def __init__(self, link: CenterLink, name: str, memory: Memory) -> None:
+    def __init__(self, name: str, memory: Memory, sync: bool) -> None:
         self.name = name
         self.x = memory.x
-        self._link, self._memory = link, memory
-        self._ticket: Optional[int] = None
-        self._rule = ""
-        self._started = 0.0
+        self._memory, self._sync = memory, sync
+        self._serial = 0  # of the last exchange
 
     @property
+    @abstractmethod
     def in_flight(self) -> bool:
         """Whether an exchange was started and its shift not yet collected."""
-        return self._ticket is not None
 
     @property
     def distance(self) -> float:
@@ -78,7 +72,7 @@ class Mailbox:
         self._check_idle("count_from")
         np.copyto(self._memory.base, base)
 
-    def seed(self, seeder: bool, out: np.ndarray) -> None:
+    def seed(self, seeder: bool, out: np.ndarray) -> bool:
         """Make the seeder's x the center and fetch it; all leaders call it.
 
         `out` and the center are x to the bit on all clients, also where a second call replaces
@@ -91,6 +85,12 @@ class Mailbox:
         out : ndarray of float32, shape (n,)
             Receives the center.
 
+        Returns
+        -------
+        bool
+            Whether the center was there before, which only happens with generations, to a client
+            that comes back: it has taken that center, and x moved nothing.
+
         Raises
         ------
         CenterError
@@ -99,14 +99,17 @@ class Mailbox:
         """
         check_out(out, self.x.size)
         self._check_idle("seed")
-        self._link._call(
-            f"the seed of '{self.name}', for which all {self._link.num_clients} clients must ask",
-            self._link.start_timeout_s, "seed", name=self.name, seeder=bool(seeder),
-        )  # fmt: skip
+        joined = self._seed(bool(seeder))
         self._memory.copy_center(out)
+        return joined
 
-    def start_exchange(self, rule: str, alpha: float, kinds: np.ndarray) -> None:
-        """Start an exchange of x with the center; returns at once.
+    @abstractmethod
+    def _seed(self, seeder: bool) -> bool: ...
+
+    def start_exchange(
+        self, rule: str, alpha: float, kinds: np.ndarray, timeout_s: float = 0.0
+    ) -> bool:
+        """Start an exchange of x with the center; returns at once where there is one.
 
         ========  ==================================  ==============================
         kind      ``esgd``: pull c, push d            ``asgd``: push d, pull c
@@ -127,6 +130,13 @@ class Mailbox:
             Moving rate.
         kinds : ndarray of int, shape (number of parameters,)
             MOVED, AVERAGED or CARRIED for each parameter.
+        timeout_s : float, default 0
+            How long to wait for a generation of servers, where there is none at the moment.
+
+        Returns
+        -------
+        bool
+            False where there was none: nothing is in flight.
 
         Raises
         ------
@@ -138,8 +148,11 @@ class Mailbox:
         self._check_async("start_exchange")
         self._check_idle("start_exchange")
         self._memory.kinds[:] = checked_kinds(kinds, self._memory.sizes.size)
-        self._started, self._rule = time.monotonic(), rule
-        self._ticket = self._link._ask("exchange", name=self.name, rule=rule, alpha=float(alpha))
+        self._serial += 1
+        return self._start(rule, float(alpha), timeout_s)
+
+    @abstractmethod
+    def _start(self, rule: str, alpha: float, timeout_s: float) -> bool: ...
 
     def collect(self, out: np.ndarray, timeout_s: float) -> bool:
         """Wait for the exchange in flight; the servers have then acknowledged the push.
@@ -163,35 +176,16 @@ class Mailbox:
             If no exchange is in flight.
         CenterError
             If the agent is lost, or no answer came within the link's ``limit_s`` of the start.
+        ExchangeLost
+            With generations: the exchange was lost with its own. The caller's weights stay.
         """
         check_out(out, self.x.size)
-        if self._ticket is None:
+        if not self.in_flight:
             raise RuntimeError("collect() needs an exchange in flight: call start_exchange() first")
-        if not self._finished(timeout_s):
-            return False
-        memory = self._memory
-        if self._rule == "esgd":
-            np.negative(memory.buffers[1 - memory.whole], out=out)
-        else:
-            np.subtract(memory.buffers[memory.whole], memory.x, out=out)
-        return True
+        return self._collect(out, timeout_s)
 
-    def _finished(self, timeout_s: float) -> bool:
-        """Whether the exchange in flight came back; after an error nothing is in flight."""
-        assert self._ticket is not None
-        limit_s = self._link.limit_s
-        left = max(0.0, self._started + limit_s - time.monotonic())
-        try:
-            if self._link._answer(self._ticket, min(timeout_s, left)) is None:
-                if timeout_s < left:
-                    return False
-                what = f"an exchange of '{self.name}'"
-                self._link._give_up(f"no answer within {limit_s:g} s to {what}")
-        except CenterError:
-            self._ticket = None
-            raise
-        self._ticket = None
-        return True
+    @abstractmethod
+    def _collect(self, out: np.ndarray, timeout_s: float) -> bool: ...
 
     def pull(self, out: np.ndarray, sync: bool = False, rebase: bool = False) -> None:
         """Fetch the center as it is now.
@@ -217,13 +211,11 @@ class Mailbox:
         check_out(out, self.x.size)
         self._check_async("pull")
         self._check_idle("pull")
-        together = f", for which all {self._link.num_clients} clients must ask" if sync else ""
-        self._link._call(
-            f"a pull of '{self.name}'{together}",
-            self._link.peers_limit_s if sync else self._link.limit_s,
-            "pull", name=self.name, sync=bool(sync), rebase=bool(rebase),
-        )  # fmt: skip
+        self._pull(bool(sync), bool(rebase))
         self._memory.copy_center(out)
+
+    @abstractmethod
+    def _pull(self, sync: bool, rebase: bool) -> None: ...
 
     def last_center(self, out: np.ndarray) -> bool:
         """Copy the last whole center into `out`, asking nobody; False if there is none."""
@@ -245,31 +237,29 @@ class Mailbox:
         CenterError
             If there is no answer within the link's ``peers_limit_s``.
         """
-        if not self._link.sync:
+        if not self._sync:
             raise ValueError("reduce() needs a link with sync=True (rule 'sgd')")
         self._check_idle("reduce")
         first, last = chunk_range(self._memory.chunks, int(start), int(stop))
-        self._link._call(
-            f"the sum of '{self.name}' [{start}, {stop}) over {self._link.num_clients} clients",
-            self._link.peers_limit_s, "reduce", name=self.name, first=first, last=last,
-        )  # fmt: skip
+        self._reduce(first, last, f"the sum of '{self.name}' [{start}, {stop})")
 
+    @abstractmethod
+    def _reduce(self, first: int, last: int, what: str) -> None: ...
+
+    @abstractmethod
     def close(self) -> None:
         """Let the agent forget this mailbox; the center stays on the servers. Idempotent."""
-        self._link._detach(self)
-        self._ticket = None
-        self._memory.close()
 
     def _check_idle(self, what: str) -> None:
         if self._memory.fd < 0:
             raise RuntimeError(f"{what}() of '{self.name}', which is closed; attach() a new one")
-        if self._ticket is not None:
+        if self.in_flight:
             raise RuntimeError(
                 f"{what}() of '{self.name}' while an exchange is in flight; collect() it first"
             )
 
     def _check_async(self, what: str) -> None:
-        if self._link.sync:
+        if self._sync:
             raise ValueError(
                 f"{what}() needs a link with sync=False: under rule 'sgd' servers hand back sums "
                 "and hold no center"

@@ -14,6 +14,11 @@ center number `version`; 0 before the first. An agent changes this word before
 it writes into the buffer that the word named, so an agent that is killed at
 any instant leaves a whole center, and a reader that finds the word unchanged
 after its copy has a whole one. Untouched pages take no memory.
+
+The header word `STAGE` is ``4 * serial + stage``: how far the agent is with exchange
+number `serial`. While it is `ACKNOWLEDGED` the difference of that exchange lies in the buffer
+that is not whole, and the servers have it. The agent sets the word to 0 before it overwrites that
+difference with something else than the next exchange.
 """
 
 from __future__ import annotations
@@ -24,10 +29,12 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-__all__ = ["Memory"]
+__all__ = ["ACKNOWLEDGED", "IDLE", "PULLING", "PUSHING", "Memory"]
+
+IDLE, PULLING, PUSHING, ACKNOWLEDGED = range(4)
 
 _PAGE = 4096
-_FLOATS, _PARAMETERS, _CHUNKS, _CENTER, _MOVED_BYTES, _DISTANCE = range(6)
+_FLOATS, _PARAMETERS, _CHUNKS, _CENTER, _MOVED_BYTES, _DISTANCE, _STAGE = range(7)
 
 
 def _pages(size: int) -> int:
@@ -102,6 +109,21 @@ class Memory:
         self._words[_CENTER] = 2 * version + buffer
 
     @property
+    def stage(self) -> Tuple[int, int]:
+        """Number of the exchange that an agent was at last, and how far it has come with it."""
+        serial, stage = divmod(int(self._words[_STAGE]), 4)
+        return serial, stage
+
+    def set_stage(self, serial: int, stage: int) -> None:
+        """State how far exchange number `serial` has come."""
+        self._words[_STAGE] = 4 * serial + stage
+
+    @property
+    def layout(self) -> Tuple[List[int], List[Tuple[int, int]], List[bool]]:
+        """Sizes, chunks, and which chunks are exact: what other memory must have alike."""
+        return self.sizes.tolist(), self.chunks, self.exact
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes pushed to and pulled from the servers so far."""
         return int(self._words[_MOVED_BYTES])
@@ -131,6 +153,12 @@ class Memory:
             np.copyto(out, self.buffers[word % 2])
             if self.center_word == word:
                 return True
+
+    def copy_shift(self, rule: str, out: np.ndarray) -> np.ndarray:
+        """Copy into `out`, and return, the shift of an exchange that the agent has completed."""
+        if rule == "esgd":
+            return np.negative(self.buffers[1 - self.whole], out=out)
+        return np.subtract(self.buffers[self.whole], self.x, out=out)
 
     def close(self) -> None:
         """Give up the descriptor; the mapping goes with the last view."""

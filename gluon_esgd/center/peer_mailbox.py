@@ -77,7 +77,7 @@ class PeerMailbox:
         self.center_version = 0
         self.bytes_moved = 0
 
-    def seed(self, seeder: bool, out: np.ndarray) -> None:
+    def seed(self, seeder: bool, out: np.ndarray) -> bool:
         """Make the seeder's x the center and fetch it; all leaders call it.
 
         A second call replaces the center and stops it, where it has momentum.
@@ -104,11 +104,15 @@ class PeerMailbox:
         self.center_version += 1
         self.bytes_moved += self._center.nbytes
         np.copyto(out, self._center)
+        return False
 
-    def start_exchange(self, rule: str, alpha: float, kinds: np.ndarray) -> None:
+    def start_exchange(
+        self, rule: str, alpha: float, kinds: np.ndarray, timeout_s: float = 0.0
+    ) -> bool:
         """Exchange x with the center, together with all other clients; all leaders call it.
 
-        It waits for them. What each kind of parameter does is as in `Mailbox.start_exchange`.
+        It waits for them, up to their own limit, and returns True. What each kind of parameter
+        does is as in `Mailbox.start_exchange`.
 
         Parameters
         ----------
@@ -139,6 +143,7 @@ class PeerMailbox:
         self._move_center()
         self.center_version += 1
         self.in_flight = True
+        return True
 
     def _move_center(self) -> None:
         """Add the differences of all clients, which lie in x, to the center."""

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from ..communicator import Communicator
+from ..counters import Counters
 from ..errors import CenterError
 from ..optim.outer import Outer
 from . import contract as contracts
@@ -38,6 +39,7 @@ class PeerLink:
     def __init__(
         self, leaders: Communicator, outer: Outer = _PLAIN, compression: Optional[str] = None
     ) -> None:
+        self.num_clients = leaders.size
         self._leaders, self._outer, self.compression = leaders, outer, compression
         self._boxes: Dict[str, PeerMailbox] = {}
 
@@ -130,6 +132,9 @@ class PeerLink:
     def forget(self, box: PeerMailbox) -> None:
         """Let its name be free again."""
         self._boxes.pop(box.name, None)
+
+    def report(self, step: int, counters: Counters) -> None:
+        """Do nothing: nobody watches the job from outside."""
 
     def close(self) -> None:
         """Forget all mailboxes. Idempotent; not collective."""

@@ -12,9 +12,14 @@ import numpy as np
 
 from .memory import Memory
 
-__all__ = ["Route", "X"]
+__all__ = ["Route", "X", "acknowledged"]
 
 X = -1  # the number of x among the buffers, for `Memory.view`
+
+
+def acknowledged(array: Any) -> None:
+    """Wait until the servers have answered the push of `array`."""
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
 
 
 class Route:
@@ -65,17 +70,22 @@ class Route:
                 array.wait_to_read()
 
     def push(self, number: int, first: int = 0, last: Optional[int] = None) -> List[Any]:
-        """Push buffer `number`, or its chunks ``[first, last)``; return what to wait for."""
+        """Push buffer `number`, or its chunks ``[first, last)``; return what `settle` takes."""
         sent = []
         for array, half in self._pairs(number, first, last):
             if half is not None:
                 mx.nd.cast(array, dtype="float16", out=half)
             sent.append(array if half is None else half)
         self._kv.push(self.keys[first:last], sent)
-        self._count(sent)
         if number != X:
             self.buffer = number
         return sent
+
+    def settle(self, sent: Sequence[Any]) -> None:
+        """Wait until the servers have answered the pushes of `sent`."""
+        for array in sent:
+            acknowledged(array)
+            self._count(array)
 
     def pull(self, number: int, first: int = 0, last: Optional[int] = None) -> None:
         """Pull into buffer `number`, or its chunks ``[first, last)``; waits."""
@@ -86,10 +96,11 @@ class Route:
             if half is not None:
                 mx.nd.cast(half, dtype="float32", out=array)
             array.wait_to_read()
-        self._count(got)
+            self._count(array if half is None else half)
 
     def _pairs(self, number: int, first: int, last: Optional[int]) -> List[Tuple[Any, Any]]:
         return list(zip(self._arrays[number][first:last], self._halves[first:last]))
 
-    def _count(self, arrays: Sequence[Any]) -> None:
-        self._memory.count_moved(sum(a.size * np.dtype(a.dtype).itemsize for a in arrays))
+    def _count(self, array: Any) -> None:
+        """Count what has moved as it arrives: the leader sees by it that servers still answer."""
+        self._memory.count_moved(array.size * np.dtype(array.dtype).itemsize)

@@ -23,8 +23,8 @@ from . import pslite
 from .difference import Span, center_difference, distance_to, is_finite
 from .keys import PLAIN, STEP, Keys
 from .layout import CARRIED, kind_spans
-from .memory import Memory
-from .route import Route, X
+from .memory import ACKNOWLEDGED, IDLE, PULLING, PUSHING, Memory
+from .route import Route, X, acknowledged
 from .rule import COMMAND, encode
 from .secret import sign
 
@@ -32,12 +32,6 @@ __all__ = ["Store", "StoredVector"]
 
 # What rounding leaves after one is exact after the next, but where the center was far larger.
 _CORRECTIONS = 4
-
-
-def _acknowledged(arrays: Sequence[Any]) -> None:
-    """Wait until the servers have answered the pushes that read `arrays`."""
-    for array in arrays:
-        mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
 
 
 class Store:
@@ -106,7 +100,7 @@ class Store:
             table[self.client] -= self._pull(key, shape)[self.client]
         mine = mx.nd.array(table, dtype=np.float32)
         self.kv.push(key, mine)
-        _acknowledged([mine])
+        acknowledged(mine)
         self.barrier()
         return self._pull(key, shape)
 
@@ -145,8 +139,12 @@ class StoredVector:
             [table, *(zeros for route in routes for zeros in route.zeros())],
         )
 
-    def pull(self) -> int:
-        """Fetch the center; return the buffer that now holds it."""
+    def pull(self) -> None:
+        """Fetch the center."""
+        self._pull_center()
+
+    def _pull_center(self) -> int:
+        self._memory.set_stage(0, IDLE)  # the last difference is overwritten
         return self._pull(self._center)
 
     def _pull(self, route: Route) -> int:
@@ -157,7 +155,7 @@ class StoredVector:
             memory.set_center(memory.version, 1 - target)
         route.pull(target)
         if route is not self._center and not is_finite(memory.buffers[target]):
-            return self.pull()  # half floats do not hold this center
+            return self._pull(self._center)  # half floats do not hold this center
         memory.set_center(memory.version + 1, target)
         return target
 
@@ -171,18 +169,24 @@ class StoredVector:
         """Count the client's changes from the last whole center on."""
         np.copyto(self._memory.base, self._memory.buffers[self._memory.whole])
 
-    def exchange(self, rule: str, alpha: float) -> None:
-        """Exchange x with the center by `rule`; return when the servers have acknowledged."""
+    def exchange(self, rule: str, alpha: float, serial: int) -> None:
+        """Exchange x with the center by `rule`; return when the servers have acknowledged.
+
+        `serial` is the exchange's number, under which the memory says how far it is.
+        """
         memory = self._memory
         spans = kind_spans(memory.sizes.tolist(), memory.kinds.tolist())
         if rule == "esgd":
+            memory.set_stage(serial, PULLING)
             c = memory.buffers[self._pull(self._steps)]
-            waiting = self._push_difference(rule, alpha, c, spans)
+            waiting = self._push_difference(rule, alpha, c, spans, serial)
             self._measure(c, spans, pushed=bool(waiting))
-            _acknowledged(waiting)
+            self._steps.settle(waiting)
+            memory.set_stage(serial, ACKNOWLEDGED)
         else:
-            waiting = self._push_difference(rule, alpha, memory.base, spans)
-            _acknowledged(waiting)
+            waiting = self._push_difference(rule, alpha, memory.base, spans, serial)
+            self._steps.settle(waiting)
+            memory.set_stage(serial, ACKNOWLEDGED)
             c = memory.buffers[self._pull(self._steps)]
             self._measure(c, spans, pushed=bool(waiting))
             for kind, start, stop in spans:
@@ -190,7 +194,7 @@ class StoredVector:
                     memory.base[start:stop] = c[start:stop]
 
     def _push_difference(
-        self, rule: str, alpha: float, center: np.ndarray, spans: Sequence[Span]
+        self, rule: str, alpha: float, center: np.ndarray, spans: Sequence[Span], serial: int
     ) -> List[Any]:
         free = 1 - self._memory.whole
         x, out = self._memory.x, self._memory.buffers[free]
@@ -199,6 +203,7 @@ class StoredVector:
         if not is_finite(out):
             out[:] = 0  # the center takes nothing from weights that are lost
             return []
+        self._memory.set_stage(serial, PUSHING)
         return self._steps.push(free)
 
     def _measure(self, center: np.ndarray, spans: Sequence[Span], pushed: bool) -> None:
@@ -228,38 +233,50 @@ class StoredVector:
     def _seed_round(self, seeder: bool) -> None:
         memory, free = self._memory, 1 - max(self._memory.whole, 0)
         np.copyto(memory.buffers[free], memory.x if seeder else np.float32(0))
-        _acknowledged(self._center.push(free))
-        self.pull()
+        self._push(self._center, free)
+        self._pull_center()
 
     def _seed_by_difference(self, seeder: bool) -> None:
         if seeder:
-            # All other agents wait in `pull_together`: nobody moves this center meanwhile.
-            self._set_center()
-            if self._steps is not self._center:
-                self._step_of_nothing()
+            self.fill()  # all other agents wait in `pull_together`: nobody moves the center
         self.pull_together()
         self.rebase()
+
+    def fill(self) -> None:
+        """Make x the center; nobody else may move it meanwhile."""
+        self._set_center()
+        self._step_of_nothing()
+
+    def restore(self) -> None:
+        """Put the last whole center on servers that hold zeros: it is that of other servers."""
+        self._push(self._center, self._memory.whole)
+        self._step_of_nothing()
+
+    def _push(self, route: Route, buffer: int) -> None:
+        route.settle(route.push(buffer))
 
     def _set_center(self) -> None:
         """Push what is missing from the center to x, until nothing is: rounding may leave some."""
         memory = self._memory
         for correction in range(_CORRECTIONS):
-            c = memory.buffers[self.pull()]
+            c = memory.buffers[self._pull_center()]
             from_zeros, free = not c.any(), 1 - memory.whole
             difference = weight_change(memory.x, c, out=memory.buffers[free])
             if correction and not difference.any():
                 return
-            _acknowledged(self._center.push(free))
+            self._push(self._center, free)
             if from_zeros:
                 return
 
     def _step_of_nothing(self) -> None:
-        """Let the keys of exchanges answer with the center that was set."""
-        free = 1 - self._memory.whole
-        self._memory.buffers[free][:] = 0
-        _acknowledged(self._steps.push(free))
+        """Let the keys of exchanges, where they are others, answer with the center that was set."""
+        if self._steps is not self._center:
+            free = 1 - self._memory.whole
+            self._memory.set_stage(0, IDLE)
+            self._memory.buffers[free][:] = 0
+            self._push(self._steps, free)
 
     def reduce(self, first: int, last: int) -> None:
         """Sum chunks ``[first, last)`` of x over all clients, in place; all clients call it."""
-        _acknowledged(self._center.push(X, first, last))
+        self._center.settle(self._center.push(X, first, last))
         self._center.pull(X, first, last)

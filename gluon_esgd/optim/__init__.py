@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from .devices import keep_alike
-from .elastic import check_alpha, default_alpha, elastic_difference, largest_alpha, weight_change
+from .elastic import (
+    DEFAULT_BETA,
+    check_alpha,
+    default_alpha,
+    elastic_difference,
+    largest_alpha,
+    weight_change,
+)
 from .elastic_sgd import ElasticSGD, is_nesterov
 from .limits import check_optimizer, weight_copies
 from .masters import Masters
 from .outer import Outer, check_outer, largest_outer_alpha, outer_update
 
 __all__ = [
+    "DEFAULT_BETA",
     "ElasticSGD",
     "Masters",
     "Outer",

@@ -12,7 +12,7 @@ import pytest
 
 from gluon_esgd.center import even_chunks
 from gluon_esgd.center.keys import CENTER, PLAIN, STEP, Keys, span_of
-from gluon_esgd.center.memory import Memory
+from gluon_esgd.center.memory import ACKNOWLEDGED, IDLE, Memory
 from gluon_esgd.center.rule import COMMAND, CenterRule, encode
 from gluon_esgd.center.secret import sign
 from gluon_esgd.center.server import Controller, Terms
@@ -86,7 +86,8 @@ def test_a_whole_center_is_kept_at_every_instant(plan: str) -> None:
         if step == "p":
             vector.pull()
         else:
-            vector.exchange({"e": "esgd", "a": "asgd"}[step], 0.25)
+            vector.exchange({"e": "esgd", "a": "asgd"}[step], 0.25, serial=i)
+        assert memory.stage == ((0, IDLE) if step == "p" else (i, ACKNOWLEDGED))
         assert memory.version == version + 1
         assert memory.buffers[memory.whole].tobytes() == store.kv.whole[-1]
     memory.close()
