@@ -17,8 +17,9 @@ from .counters import Counters
 from .job import job
 from .policy import HALF_FLOATS, IntervalLike, resolve
 from .replica import Replica
-from .resume import load_alone
+from .resume import collect_alone, load_alone, put_alone
 from .running_statistics import average_over_ranks
+from .states import States
 
 __all__ = ["ElasticTrainer"]
 
@@ -447,6 +448,21 @@ class ElasticTrainer(gluon.Trainer):
         else:
             self._check_outside_center("loading states")
             self._replica.load_states(os.fspath(fname), self._scaler)
+        self._forget_gradients()
+
+    def _collect_states(self) -> Optional[States]:
+        """For checkpoints: what `save_states` would write, on the leader; collective, waits."""
+        if self._replica is None:
+            return collect_alone(self)
+        return self._replica.collect_states(self._scaler)
+
+    def _put_states(self, states: States, own: bool) -> None:
+        """For checkpoints: as `load_states`, from `states` that have been checked."""
+        if self._replica is None:
+            put_alone(self, states)
+        else:
+            self._check_outside_center("loading states")
+            self._replica.put_states(states, own, self._scaler)
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:

@@ -1,0 +1,377 @@
+"""`TrainingState`: save all of a training in one call, and a loop that survives restarts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, Dict, Iterable, Iterator, List, Optional
+
+import numpy as np
+from mxnet import gluon
+
+from ..collectives import agree
+from ..resume import on_leader
+from ..states import check as check_states
+from ..topology import World, world
+from ..trainer import ElasticTrainer
+from . import choice, folder, network, random_states
+from .arguments import checked_count, checked_every, checked_folder
+from .content import Checkpoint, read
+from .preemption import SAVE, STOP, Signal, Votes
+from .rest import rest_of
+from .writer import Writer
+
+__all__ = ["TrainingState"]
+
+_log = logging.getLogger(__name__)
+
+_TERMINATED = 128 + 15  # the exit code of what SIGTERM has ended
+
+
+class TrainingState:
+    """All of a training that its script would miss after a restart, in checkpoints.
+
+    That is the network with its running statistics, what the trainer remembers (`save_states`),
+    the center, epoch and batch, the sampler's epoch, and random states of every rank. Each client
+    has a folder of its own, ``{folder}/client{K}``, which its leader writes. A checkpoint is one
+    file that is there as a whole or not at all: arrays and JSON, with checksums, nothing that is
+    run when it is read. Making one is not collective; all methods are, in the client.
+
+    Parameters
+    ----------
+    net : gluon.Block
+    trainer : ElasticTrainer
+        Of parameters of `net`.
+    sampler : object, optional
+        With ``epoch`` and ``set_epoch(epoch)``, as `ShardSampler`. `epochs` sets its epoch.
+    folder : str, optional
+        ``checkpoints`` in the folder of a job of ``gluon-esgd run``; in any other job it must be
+        given. All clients give the same. Only leaders need to see it.
+    keep : int, default 3
+        So many of the newest are kept.
+    every_steps, every_s : optional
+        In `batches`, save also this many optimizer steps, or seconds by the leader's clock, after
+        the last save.
+    background : bool, default False
+        Write on a thread, from copies: the training waits for these only. The next save waits for
+        the last one, and raises what it met.
+
+    Attributes
+    ----------
+    epoch, batch : int
+        Epochs done, and batches done of the next one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the argument is wrong, by name.
+
+    Examples
+    --------
+    >>> state = TrainingState(net, trainer, sampler=sampler)  # doctest: +SKIP
+    >>> for epoch in state.epochs(90):
+    ...     for data, label in state.batches(loader):
+    ...         backward(data, label)
+    ...         trainer.step(len(data))
+    """
+
+    def __init__(
+        self,
+        net: gluon.Block,
+        trainer: ElasticTrainer,
+        *,
+        sampler: Any = None,
+        folder: Optional[str] = None,
+        keep: int = 3,
+        every_steps: Optional[int] = None,
+        every_s: Optional[float] = None,
+        background: bool = False,
+    ) -> None:
+        if not isinstance(trainer, ElasticTrainer):
+            raise TypeError(f"trainer={type(trainer).__name__} must be an ElasticTrainer")
+        self._world: World = world()
+        self._net, self._trainer, self._sampler = net, trainer, sampler
+        self._root = checked_folder(folder, self._world.settings.job_dir)
+        self._keep = checked_count("keep", keep)
+        self._every_steps, self._every_s = checked_every(every_steps, every_s)
+        self._writer, self._signal = Writer(background), Signal()
+        self._votes: Optional[Votes] = None
+        self._loaded = self._cleaned = False
+        self._resume_random: Optional[Dict[str, Any]] = None
+        self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
+        self._in_epoch = self._passed = False
+        self._steps_seen = self._steps_saved = trainer.counters.steps
+        self._saved_at = time.monotonic()
+        self.epoch = self.batch = 0
+
+    @property
+    def folder(self) -> str:
+        """Where this client's checkpoints are."""
+        return folder.folder_of(self._root, self._world.client)
+
+    def epochs(self, epochs: int) -> Iterator[int]:
+        """Go through the epochs that are left of `epochs`, and save at the end of each.
+
+        At first the newest checkpoint that is whole is loaded, where there is one (unless `load`
+        was called); a run that was saved inside an epoch goes on in it. Until the loop ends SIGTERM
+        on any rank lets all ranks of the client (of the job, where one MPI job is split) save after
+        the same step of `batches`, or at the end of the epoch, and raise ``SystemExit(143)``.
+        A second SIGTERM ends the process at once.
+
+        Yields
+        ------
+        int
+            Number of the epoch, from 0 on.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: what `save` and `load` raise; ranks with another number of
+            epochs or other settings.
+        """
+        total = checked_count("epochs", epochs, low=0)
+        said: List[List[Any]] = [["epochs", total], ["every_steps", self._every_steps]]
+        agree(self._world.control, "setting of the loop", said)
+        if not self._loaded:
+            self.load()
+        self._votes = self._votes or Votes(self._world)
+        with self._signal.watched():
+            while self.epoch < total:
+                self._begin_epoch()
+                yield self.epoch
+                self._end_epoch()
+            self._votes.close()
+            self.wait()
+
+    def _begin_epoch(self) -> None:
+        self._in_epoch, self._passed = True, False
+        if self._sampler is not None:
+            self._sampler.set_epoch(self.epoch)
+
+    def _end_epoch(self) -> None:
+        self._in_epoch = False
+        self.epoch, self.batch, self._start, self._resume_random = self.epoch + 1, 0, None, None
+        self.save()
+        if any(self._world.allgather(self._signal.came)):
+            self._leave()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Go through this epoch's batches, those after the ones that are done already.
+
+        Between two of them, after an optimizer step, checkpoints of `every_steps` and `every_s` are
+        saved and SIGTERM is acted on. All ranks make as many steps.
+
+        Parameters
+        ----------
+        loader : iterable
+            A ``DataLoader``, or anything that can be gone through in each epoch. What was done is
+            left out, with the order that it had: from a ``DataLoader`` without being loaded.
+
+        Raises
+        ------
+        RuntimeError
+            On this rank: outside of `epochs`, or a second time in one epoch.
+        OSError, ValueError
+            On all ranks of the client: what `save` raises.
+        """
+        if not self._in_epoch or self._passed:
+            raise RuntimeError(
+                "batches() counts one pass in each epoch of epochs(): call it inside that loop, "
+                "once in each epoch"
+            )
+        self._passed = True
+        for item in self._rest(loader):
+            yield item
+            self.batch += 1
+            self._after_batch()
+
+    def _rest(self, loader: Iterable[Any]) -> Iterator[Any]:
+        resumed, self._resume_random = self._resume_random, None
+        if resumed is not None and resumed["start"] is not None:
+            random_states.put(resumed["start"])
+        self._start = random_states.read()
+        rest = rest_of(loader, self.batch)
+        if resumed is not None:
+            random_states.put(resumed["now"])
+            random_states.seed_mxnet(resumed["mxnet"])
+        return rest
+
+    def _after_batch(self) -> None:
+        steps = self._trainer.counters.steps
+        if steps == self._steps_seen:  # gradients add up: nothing to go on from here
+            return
+        self._steps_seen = steps
+        vote = SAVE if self._is_time() else 0
+        assert self._votes is not None
+        decided = self._votes.cast(vote | (STOP if self._signal.came else 0))
+        due = self._every_steps is not None and steps - self._steps_saved >= self._every_steps
+        if due or decided:
+            self.save()
+        if decided & STOP:
+            self._leave()
+
+    def _is_time(self) -> bool:
+        since_s = time.monotonic() - self._saved_at
+        return self._world.is_leader and self._every_s is not None and since_s >= self._every_s
+
+    def _leave(self) -> None:
+        self.wait()
+        assert self._votes is not None
+        self._votes.close()
+        if self._world.is_leader:
+            _log.warning(
+                "client %d leaves after SIGTERM, in epoch %d after batch %d; it goes on from there "
+                "when it is started again",
+                self._world.client, self.epoch, self.batch,
+            )  # fmt: skip
+        raise SystemExit(_TERMINATED)
+
+    def save(self) -> str:
+        """Save a checkpoint and return its path; collective in the client, waits.
+
+        It completes the client's exchange in flight, and seeds MXNet's random numbers anew with a
+        number drawn from them, since their state cannot be read.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: it cannot be written, or in the background the last one
+            could not; the optimizer keeps what a file does not hold.
+        CollectiveError, CenterError
+            On all ranks of the client.
+        """
+        self.wait()
+        states = self._trainer._collect_states()
+        said = self._world.allgather([self._own_random(), network.own_statistics(self._net)])
+        path = ""
+
+        def write() -> None:
+            nonlocal path
+            assert states is not None
+            checkpoint = self._checkpoint(states, said)
+            self._clean()
+            path = folder.next_path(self.folder, self.epoch, self.batch)
+            self._writer.start(lambda: folder.save(checkpoint, path, self._keep))
+
+        on_leader(self._world, write)
+        self._saved_at, self._steps_saved = time.monotonic(), self._trainer.counters.steps
+        return str(self._world.broadcast(path))
+
+    def _own_random(self) -> Dict[str, Any]:
+        mxnet = random_states.renew_mxnet()
+        return {"now": random_states.read(), "start": self._start, "mxnet": mxnet}
+
+    def _checkpoint(self, states: Any, said: List[Any]) -> Checkpoint:
+        return Checkpoint(
+            epoch=self.epoch,
+            batch=self.batch,
+            num_clients=self._world.num_clients,
+            size=self._world.size,
+            sampler_epoch=None if self._sampler is None else int(self._sampler.epoch),
+            parameters=network.collect(self._net),
+            statistics=[[network.statistics_array(d) for d in devices] for _, devices in said],
+            random=[random for random, _ in said],
+            states=states,
+        )
+
+    def _clean(self) -> None:
+        if not self._cleaned:
+            folder.clean(self.folder)
+            self._cleaned = True
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is written; collective in the client.
+
+        Raises
+        ------
+        OSError
+            On all ranks of the client: it could not be written.
+        """
+        on_leader(self._world, self._writer.finish)
+
+    def load(self, path: Optional[str] = None) -> Optional[str]:
+        """Go on from a checkpoint and return its path; collective in the client, waits.
+
+        Without a `path` it is the newest that is whole, and None where nothing was saved.
+        Networks and trainers of other numbers of clients, ranks and devices can take it. Where
+        clients or ranks are others than before, all take client 0's, an epoch that was begun
+        begins again, since the data are shared anew, and random numbers are the script's.
+
+        Parameters
+        ----------
+        path : str, optional
+            A file of `save`, readable on the leader.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: it cannot be read, is damaged or none; it is of another
+            network or optimizer, which is named. Network and trainer are as they were.
+        RuntimeError
+            Inside ``with trainer.center():``.
+        """
+        self.wait()
+        found: Optional[choice.Found] = None
+
+        def read_file() -> None:
+            nonlocal found
+            in_step = self._trainer.rule == "sgd" or self._world.settings.is_split
+            if path is not None:
+                found = choice.named(os.fspath(path), self.folder)
+            else:
+                found = choice.newest(self._root, self._world, in_step)
+
+        on_leader(self._world, read_file)
+        self._loaded = True
+        said = self._world.broadcast(found and [found.path, len(found.data), found.own])
+        if said is None:
+            return None
+        data = np.frombuffer(bytearray(found.data), np.uint8) if found else np.empty(said[1], "u1")
+        self._world.control.broadcast(data, "the broadcast of a checkpoint")
+        self._take(self._checked(data.tobytes(), said[0]), said[0], own=said[2])
+        return str(said[0])
+
+    def _checked(self, data: bytes, path: str) -> Checkpoint:
+        """The checkpoint, where it fits on every rank."""
+        fault, checkpoint = None, None
+        try:
+            checkpoint = read(data, path)
+            network.check(self._net, checkpoint, path)
+            check_states(checkpoint.states, self._trainer._optimizer, self._trainer._params, path)
+        except Exception as error:  # the others must not wait for this rank
+            fault = str(error) if isinstance(error, ValueError) else f"{path}: {error!r}"
+        faults = self._world.allgather(fault)
+        for rank, text in enumerate(faults):
+            if text is not None:
+                raise ValueError(text if faults[0] is not None else f"rank {rank}: {text}")
+        assert checkpoint is not None
+        return checkpoint
+
+    def _take(self, checkpoint: Checkpoint, path: str, own: bool) -> None:
+        me = self._world
+        network.put(self._net, checkpoint.parameters)
+        network.put_statistics(self._net, checkpoint.statistics, me.rank, me.size)
+        self._trainer._put_states(checkpoint.states, own=self._keeps_weights(own))
+        same = choice.same_shares(checkpoint, me)
+        self.epoch, self.batch = checkpoint.epoch, checkpoint.batch if same else 0
+        if self._sampler is not None and checkpoint.sampler_epoch is not None:
+            self._sampler.set_epoch(checkpoint.sampler_epoch)
+        if same and own:
+            self._resume_random = resumed = checkpoint.random[me.rank]
+            random_states.put(resumed["now"])
+            random_states.seed_mxnet(resumed["mxnet"])
+        self._steps_seen = self._steps_saved = self._trainer.counters.steps
+        if me.is_leader:
+            again = "" if same or not checkpoint.batch else ", which begins again: others share it"
+            place = f"epoch {self.epoch}, batch {self.batch}{again}"
+            _log.info("client %d goes on from %s: %s", me.client, path, place)
+
+    def _keeps_weights(self, own: bool) -> bool:
+        """Whether the client comes with its weights, and client 0 with its center.
+
+        One that was started again while others trained on takes theirs.
+        """
+        settings = self._world.settings
+        restarted = getattr(settings, "life", 0) > 0 and settings.num_servers > 0
+        return (own or self._world.client == 0) and not restarted
