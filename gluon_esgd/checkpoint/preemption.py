@@ -74,9 +74,9 @@ class Votes:
     """
 
     def __init__(self, world: World) -> None:
+        self._world, self._is_split = world, world.settings.is_split
         self._ranks = _Exchange(world.control, "the votes of ranks")
         self._clients: Optional[_Exchange] = None
-        self._is_split = world.settings.is_split
         self._last = self._count = 0
         if world.leaders is not None:
             mx.nd.waitall()  # leaders have one communicator for engine and main thread
@@ -102,6 +102,19 @@ class Votes:
         if self._is_split:
             return said & SAVE | (STOP if said & _DECIDED else 0)
         return said
+
+    def now(self, vote: int) -> int:
+        """Return what anybody votes for now; collective in the job where that is split, else in
+        the client, and waits for all."""
+        self.close()
+        for number in self._world.allgather(vote):
+            vote |= number
+        if self._is_split:
+            if self._clients is not None:
+                self._clients.next(vote)
+                vote = self._clients.complete()
+            vote = self._world.broadcast(vote)
+        return vote
 
     def close(self) -> None:
         """Complete what is under way; collective as `cast`."""

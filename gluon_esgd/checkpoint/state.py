@@ -153,7 +153,8 @@ class TrainingState:
         self._in_epoch = False
         self.epoch, self.batch, self._start, self._resume_random = self.epoch + 1, 0, None, None
         self.save()
-        if any(self._world.allgather(self._signal.came)):
+        assert self._votes is not None
+        if self._votes.now(STOP if self._signal.came else 0):
             self._leave()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:

@@ -57,7 +57,9 @@ def make(folder: str, optimizer: str = "momentum", **settings: Any) -> Tuple[Any
     x, y = batches(1, SAMPLES)
     data = gluon.data.ArrayDataset(x[0], y[0])
     sampler = ShardSampler(SAMPLES, seed=3)
-    loader = gluon.data.DataLoader(data, BATCH, sampler=sampler, last_batch="keep")
+    loader = gluon.data.DataLoader(
+        data, settings.pop("batch", BATCH), sampler=sampler, last_batch="keep"
+    )
     state = checkpoint.TrainingState(net, trainer, sampler=sampler, folder=folder, **settings)
     return net, trainer, state, loader
 
