@@ -8,12 +8,14 @@ what the run that wrote it drew afterwards.
 from __future__ import annotations
 
 import random
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import mxnet as mx
 import numpy as np
 
-__all__ = ["put", "read", "renew_mxnet", "seed_mxnet"]
+from ..states import Array
+
+__all__ = ["in_arrays", "put", "read", "renew_mxnet", "seed_mxnet"]
 
 _SEEDS = 2**31 - 1
 
@@ -28,8 +30,18 @@ def read() -> Dict[str, Any]:
     }
 
 
+def in_arrays(states: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """Return what `read` returned in the form that files have."""
+    if states is None:
+        return None
+    return {
+        kind: [first, Array(np.array(words, np.uint32), "numpy"), *rest]
+        for kind, (first, words, *rest) in states.items()
+    }
+
+
 def put(states: Dict[str, Any]) -> None:
-    """Put back what `read` returned.
+    """Put back what `read` returned, in either form.
 
     Raises
     ------
@@ -46,9 +58,13 @@ def put(states: Dict[str, Any]) -> None:
 
 def _put(states: Dict[str, Any]) -> None:
     version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
+    random.setstate((version, tuple(_words(words).tolist()), gauss))
     name, key, *rest = states["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), *rest))
+    np.random.set_state((name, _words(key), *rest))
+
+
+def _words(found: Any) -> np.ndarray:
+    return np.asarray(found.host if isinstance(found, Array) else found, np.uint32)
 
 
 def renew_mxnet() -> int:

@@ -19,6 +19,7 @@ from . import choice, folder, network, random_states
 from .arguments import checked_count, checked_every, checked_folder
 from .content import Checkpoint, read
 from .preemption import SAVE, STOP, Signal, Votes
+from .random_states import in_arrays
 from .rest import rest_of
 from .writer import Writer
 
@@ -272,7 +273,10 @@ class TrainingState:
             sampler_epoch=None if self._sampler is None else int(self._sampler.epoch),
             parameters=network.collect(self._net),
             statistics=[[network.statistics_array(d) for d in devices] for _, devices in said],
-            random=[random for random, _ in said],
+            random=[
+                {**own, "now": in_arrays(own["now"]), "start": in_arrays(own["start"])}
+                for own, _ in said
+            ],
             states=states,
         )
 
