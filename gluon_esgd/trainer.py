@@ -124,6 +124,7 @@ class ElasticTrainer(gluon.Trainer):
         self._clipping = Clipping(self._params, self._job.lane, aloud=world.is_leader)
         self._in_center = False
         self._finished = True  # until there is something to finish
+        self._after_step: Optional[Callable[[], None]] = None  # of a loop that saves checkpoints
         self._replica: Optional[Replica] = None
         if shared:
             order = positions(params, self._params)
@@ -324,6 +325,8 @@ class ElasticTrainer(gluon.Trainer):
                 self._finished = False
                 self._job.finish_at_exit(self, keep=self._policy.has_center)
         self.counters.step_wait_s += time.perf_counter() - start
+        if self._after_step is not None:
+            self._after_step()
 
     @contextmanager
     def center(self, sync: bool = False) -> Iterator[None]:

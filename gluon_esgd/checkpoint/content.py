@@ -21,7 +21,7 @@ class Checkpoint:
     Attributes
     ----------
     epoch, batch : int
-        Epochs done, and batches done of the next one.
+        Epochs done, and batches done of the next one, by the rank that did most.
     num_clients, size : int
         Clients of the job, and ranks of each, that shared the data.
     sampler_epoch : int or None
@@ -30,9 +30,9 @@ class Checkpoint:
         By name, of the leader's first device.
     statistics : list of list of Array
         Running statistics of each device of each rank: their bytes, one after the other.
-    random : list of dict
-        Of each rank ``now`` and, inside an epoch, ``start`` (of the epoch's data), see
-        `random_states`, and MXNet's seed.
+    ranks : list of dict
+        Of each rank its own ``batch``, and ``now`` and, inside an epoch, ``start`` (of the epoch's
+        data), see `random_states`, and MXNet's seed.
     states : States
         What the trainer remembers, and where it stands.
     """
@@ -44,7 +44,7 @@ class Checkpoint:
     sampler_epoch: Optional[int]
     parameters: Dict[str, Array]
     statistics: List[List[Array]]
-    random: List[Dict[str, Any]]
+    ranks: List[Dict[str, Any]]
     states: States
 
 
@@ -81,9 +81,9 @@ def _checked(found: Checkpoint) -> Checkpoint:
     for array in [*found.parameters.values(), *rows]:
         if not isinstance(array.host, np.ndarray):
             raise TypeError("an array is missing")
-    if len(found.random) != found.size or len(found.statistics) != found.size:
+    if len(found.ranks) != found.size or len(found.statistics) != found.size:
         raise ValueError(f"not of {found.size} ranks")
-    for own in found.random:
-        if not {"now", "start", "mxnet"} <= own.keys():
-            raise ValueError("random states are missing")
+    for own in found.ranks:
+        if set(own) != {"now", "start", "mxnet", "batch"} or type(own["batch"]) is not int:
+            raise ValueError("what belongs to a rank is missing")
     return found

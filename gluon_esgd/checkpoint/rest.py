@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Iterator, Optional
 
 from mxnet.gluon.data import DataLoader
 
 __all__ = ["rest_of"]
 
 
-def rest_of(loader: Iterable[Any], done: int) -> Iterator[Any]:
+def rest_of(loader: Any, done: int) -> Iterator[Any]:
     """Return an iterator over `loader` after its first `done` batches.
 
     A ``DataLoader`` does not load them; of anything else they are made and dropped.
@@ -19,7 +19,7 @@ def rest_of(loader: Iterable[Any], done: int) -> Iterator[Any]:
         loader.clean()  # what it has made ready begins with the first batch
         loader._batch_sampler = _Rest(loader._batch_sampler, done)
         return iter(loader)
-    batches = iter(loader)
+    batches: Iterator[Any] = iter(loader)
     for _ in islice(batches, done):
         pass
     return batches

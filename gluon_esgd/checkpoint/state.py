@@ -12,6 +12,7 @@ from mxnet import gluon
 
 from ..collectives import agree
 from ..resume import on_leader
+from ..states import States
 from ..states import check as check_states
 from ..topology import World, world
 from ..trainer import ElasticTrainer
@@ -99,10 +100,10 @@ class TrainingState:
         self._writer, self._signal = Writer(background), Signal()
         self._votes: Optional[Votes] = None
         self._loaded = self._cleaned = False
-        self._resume_random: Optional[Dict[str, Any]] = None
+        self._resumed: Optional[Dict[str, Any]] = None  # of this rank, for the rest of an epoch
         self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
-        self._in_epoch = self._passed = False
-        self._steps_seen = self._steps_saved = trainer.counters.steps
+        self._in_epoch = self._passed = self._in_batch = False
+        self._decided = self._steps_since = 0
         self._saved_at = time.monotonic()
         self.epoch = self.batch = 0
 
@@ -137,22 +138,26 @@ class TrainingState:
         if not self._loaded:
             self.load()
         self._votes = self._votes or Votes(self._world)
-        with self._signal.watched():
-            while self.epoch < total:
-                self._begin_epoch()
-                yield self.epoch
-                self._end_epoch()
-            self._votes.close()
-            self.wait()
+        self._trainer._after_step = self._after_step
+        try:
+            with self._signal.watched():
+                while self.epoch < total:
+                    self._begin_epoch()
+                    yield self.epoch
+                    self._end_epoch()
+                self._votes.close()
+                self.wait()
+        finally:
+            self._trainer._after_step = None
 
     def _begin_epoch(self) -> None:
-        self._in_epoch, self._passed = True, False
+        self._in_epoch, self._passed, self._decided = True, False, 0
         if self._sampler is not None:
             self._sampler.set_epoch(self.epoch)
 
     def _end_epoch(self) -> None:
-        self._in_epoch = False
-        self.epoch, self.batch, self._start, self._resume_random = self.epoch + 1, 0, None, None
+        self._in_epoch = self._passed = False
+        self.epoch, self.batch, self._start, self._resumed = self.epoch + 1, 0, None, None
         self.save()
         assert self._votes is not None
         if self._votes.now(STOP if self._signal.came else 0):
@@ -183,13 +188,18 @@ class TrainingState:
                 "once in each epoch"
             )
         self._passed = True
-        for item in self._rest(loader):
-            yield item
-            self.batch += 1
-            self._after_batch()
+        try:
+            for item in self._rest(loader):
+                self._in_batch = True
+                yield item
+                self._in_batch = False
+                self.batch += 1
+                self._act()
+        finally:
+            self._in_batch = False
 
     def _rest(self, loader: Iterable[Any]) -> Iterator[Any]:
-        resumed, self._resume_random = self._resume_random, None
+        resumed, self._resumed = self._resumed, None
         if resumed is not None and resumed["start"] is not None:
             random_states.put(resumed["start"])
         self._start = random_states.read()
@@ -199,16 +209,22 @@ class TrainingState:
             random_states.seed_mxnet(resumed["mxnet"])
         return rest
 
-    def _after_batch(self) -> None:
-        steps = self._trainer.counters.steps
-        if steps == self._steps_seen:  # gradients add up: nothing to go on from here
+    def _after_step(self) -> None:
+        """After an update, also one of `join`: decide what is done after this batch."""
+        if not self._passed:  # not a loop over `batches`
             return
-        self._steps_seen = steps
+        self._steps_since += 1
         vote = SAVE if self._is_time() else 0
         assert self._votes is not None
-        decided = self._votes.cast(vote | (STOP if self._signal.came else 0))
-        due = self._every_steps is not None and steps - self._steps_saved >= self._every_steps
-        if due or decided:
+        self._decided |= self._votes.cast(vote | (STOP if self._signal.came else 0))
+        if self._every_steps is not None and self._steps_since >= self._every_steps:
+            self._decided |= SAVE
+        if not self._in_batch:  # this rank has no batches left, others do
+            self._act()
+
+    def _act(self) -> None:
+        decided, self._decided = self._decided, 0
+        if decided:
             self.save()
         if decided & STOP:
             self._leave()
@@ -245,7 +261,7 @@ class TrainingState:
         """
         self.wait()
         states = self._trainer._collect_states()
-        said = self._world.allgather([self._own_random(), network.own_statistics(self._net)])
+        said = self._world.allgather([self._of_this_rank(), network.own_statistics(self._net)])
         path = ""
 
         def write() -> None:
@@ -253,27 +269,28 @@ class TrainingState:
             assert states is not None
             checkpoint = self._checkpoint(states, said)
             self._clean()
-            path = folder.next_path(self.folder, self.epoch, self.batch)
+            path = folder.next_path(self.folder, checkpoint.epoch, checkpoint.batch)
             self._writer.start(lambda: folder.save(checkpoint, path, self._keep))
 
         on_leader(self._world, write)
-        self._saved_at, self._steps_saved = time.monotonic(), self._trainer.counters.steps
+        self._saved_at, self._steps_since = time.monotonic(), 0
         return str(self._world.broadcast(path))
 
-    def _own_random(self) -> Dict[str, Any]:
+    def _of_this_rank(self) -> Dict[str, Any]:
         mxnet = random_states.renew_mxnet()
-        return {"now": random_states.read(), "start": self._start, "mxnet": mxnet}
+        now = random_states.read()
+        return {"now": now, "start": self._start, "mxnet": mxnet, "batch": self.batch}
 
-    def _checkpoint(self, states: Any, said: List[Any]) -> Checkpoint:
+    def _checkpoint(self, states: States, said: List[Any]) -> Checkpoint:
         return Checkpoint(
             epoch=self.epoch,
-            batch=self.batch,
+            batch=max(own["batch"] for own, _ in said),
             num_clients=self._world.num_clients,
             size=self._world.size,
             sampler_epoch=None if self._sampler is None else int(self._sampler.epoch),
             parameters=network.collect(self._net),
             statistics=[[network.statistics_array(d) for d in devices] for _, devices in said],
-            random=[
+            ranks=[
                 {**own, "now": in_arrays(own["now"]), "start": in_arrays(own["start"])}
                 for own, _ in said
             ],
@@ -359,14 +376,16 @@ class TrainingState:
         network.put_statistics(self._net, checkpoint.statistics, me.rank, me.size)
         self._trainer._put_states(checkpoint.states, own=self._keeps_weights(own))
         same = choice.same_shares(checkpoint, me)
-        self.epoch, self.batch = checkpoint.epoch, checkpoint.batch if same else 0
+        self.epoch, self.batch = checkpoint.epoch, 0
         if self._sampler is not None and checkpoint.sampler_epoch is not None:
             self._sampler.set_epoch(checkpoint.sampler_epoch)
+        if same:
+            self.batch = checkpoint.ranks[me.rank]["batch"]
         if same and own:
-            self._resume_random = resumed = checkpoint.random[me.rank]
+            self._resumed = resumed = checkpoint.ranks[me.rank]
             random_states.put(resumed["now"])
             random_states.seed_mxnet(resumed["mxnet"])
-        self._steps_seen = self._steps_saved = self._trainer.counters.steps
+        self._steps_since = 0
         if me.is_leader:
             again = "" if same or not checkpoint.batch else ", which begins again: others share it"
             place = f"epoch {self.epoch}, batch {self.batch}{again}"
