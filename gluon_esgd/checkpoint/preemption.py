@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Iterator, List, Optional
 
 import mxnet as mx
@@ -44,20 +45,51 @@ class Signal:
             return
         before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
 
-        owner = os.getpid()
-
         def note(number: int, frame: Any) -> None:
             self.came = True
             signal.signal(signal.SIGTERM, before)
-            if os.getpid() != owner:  # a DataLoader's worker, which its pool wants to end
-                os.kill(os.getpid(), signal.SIGTERM)
 
         signal.signal(signal.SIGTERM, note)
         try:
-            yield
+            with _not_in_children(before):
+                yield
         finally:
             if signal.getsignal(signal.SIGTERM) is note:
                 signal.signal(signal.SIGTERM, before)
+
+
+# While watched: what SIGTERM does to forked children, a DataLoader's workers. Pools end them by it.
+_in_children: List[Any] = []
+_mask: List[Any] = []
+
+
+@contextmanager
+def _not_in_children(before: Any) -> Iterator[None]:
+    _hook_forks()
+    _in_children.append(before)
+    try:
+        yield
+    finally:
+        _in_children.remove(before)
+
+
+@lru_cache(maxsize=None)
+def _hook_forks() -> None:
+    """See that a signal to a new child is neither lost nor noted: Python drops what came before
+    its own after-fork work is done, so the signal has to wait for that."""
+
+    def block() -> None:
+        _mask.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.pop())
+
+    def put_back() -> None:
+        if _in_children:
+            signal.signal(signal.SIGTERM, _in_children[-1])
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=put_back)
 
 
 class Votes:

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
-import numpy as np
+import mxnet as mx
 from mxnet import gluon
 
 from ..collectives import agree
@@ -16,13 +16,14 @@ from ..states import States
 from ..states import check as check_states
 from ..topology import World, world
 from ..trainer import ElasticTrainer
-from . import choice, folder, network, random_states
+from . import network, random_states
 from .arguments import checked_count, checked_every, checked_folder
+from .choice import same_shares
 from .content import Checkpoint, read
 from .preemption import SAVE, STOP, Signal, Votes
 from .random_states import in_arrays
 from .rest import rest_of
-from .writer import Writer
+from .store import Loaded, Store
 
 __all__ = ["TrainingState"]
 
@@ -94,12 +95,12 @@ class TrainingState:
             raise TypeError(f"trainer={type(trainer).__name__} must be an ElasticTrainer")
         self._world: World = world()
         self._net, self._trainer, self._sampler = net, trainer, sampler
-        self._root = checked_folder(folder, self._world.settings.job_dir)
-        self._keep = checked_count("keep", keep)
+        root = checked_folder(folder, self._world.settings.job_dir)
+        self._store = Store(self._world, root, checked_count("keep", keep), background)
         self._every_steps, self._every_s = checked_every(every_steps, every_s)
-        self._writer, self._signal = Writer(background), Signal()
+        self._signal = Signal()
         self._votes: Optional[Votes] = None
-        self._loaded = self._cleaned = False
+        self._loaded = False
         self._resumed: Optional[Dict[str, Any]] = None  # of this rank, for the rest of an epoch
         self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
         self._in_epoch = self._passed = self._in_batch = False
@@ -110,7 +111,7 @@ class TrainingState:
     @property
     def folder(self) -> str:
         """Where this client's checkpoints are."""
-        return folder.folder_of(self._root, self._world.client)
+        return self._store.folder
 
     def epochs(self, epochs: int) -> Iterator[int]:
         """Go through the epochs that are left of `epochs`, and save at the end of each.
@@ -230,8 +231,13 @@ class TrainingState:
             self._leave()
 
     def _is_time(self) -> bool:
-        since_s = time.monotonic() - self._saved_at
-        return self._world.is_leader and self._every_s is not None and since_s >= self._every_s
+        """Whether the leader votes for a save now; it comes one step later."""
+        if self._every_s is None or not self._world.is_leader:
+            return False
+        now = time.monotonic()
+        due = now - self._saved_at >= self._every_s
+        self._saved_at = now if due else self._saved_at
+        return due
 
     def _leave(self) -> None:
         self.wait()
@@ -262,26 +268,17 @@ class TrainingState:
         self.wait()
         states = self._trainer._collect_states()
         said = self._world.allgather([self._of_this_rank(), network.own_statistics(self._net)])
-        path = ""
-
-        def write() -> None:
-            nonlocal path
-            assert states is not None
-            checkpoint = self._checkpoint(states, said)
-            self._clean()
-            path = folder.next_path(self.folder, checkpoint.epoch, checkpoint.batch)
-            self._writer.start(lambda: folder.save(checkpoint, path, self._keep))
-
-        on_leader(self._world, write)
+        path = self._store.save(lambda: self._checkpoint(states, said))
         self._saved_at, self._steps_since = time.monotonic(), 0
-        return str(self._world.broadcast(path))
+        return path
 
     def _of_this_rank(self) -> Dict[str, Any]:
         mxnet = random_states.renew_mxnet()
         now = random_states.read()
         return {"now": now, "start": self._start, "mxnet": mxnet, "batch": self.batch}
 
-    def _checkpoint(self, states: States, said: List[Any]) -> Checkpoint:
+    def _checkpoint(self, states: Optional[States], said: List[Any]) -> Checkpoint:
+        assert states is not None, "the leader has them"
         return Checkpoint(
             epoch=self.epoch,
             batch=max(own["batch"] for own, _ in said),
@@ -297,11 +294,6 @@ class TrainingState:
             states=states,
         )
 
-    def _clean(self) -> None:
-        if not self._cleaned:
-            folder.clean(self.folder)
-            self._cleaned = True
-
     def wait(self) -> None:
         """Return when the last checkpoint is written; collective in the client.
 
@@ -310,10 +302,12 @@ class TrainingState:
         OSError
             On all ranks of the client: it could not be written.
         """
-        on_leader(self._world, self._writer.finish)
+        self._store.wait()
 
     def load(self, path: Optional[str] = None) -> Optional[str]:
-        """Go on from a checkpoint and return its path; collective in the client, waits.
+        """Go on from a checkpoint and return its path; waits.
+
+        Collective in the client, and in the job where one MPI job is split.
 
         Without a `path` it is the newest that is whole, and None where nothing was saved.
         Networks and trainers of other numbers of clients, ranks and devices can take it. Where
@@ -329,36 +323,45 @@ class TrainingState:
         ------
         OSError, ValueError
             On all ranks of the client: it cannot be read, is damaged or none; it is of another
-            network or optimizer, which is named. Network and trainer are as they were.
+            network or optimizer, which is named; clients of a split job found different ones.
+            Network and trainer are as they were.
         RuntimeError
             Inside ``with trainer.center():``.
         """
         self.wait()
-        found: Optional[choice.Found] = None
-
-        def read_file() -> None:
-            nonlocal found
-            in_step = self._trainer.rule == "sgd" or self._world.settings.is_split
-            if path is not None:
-                found = choice.named(os.fspath(path), self.folder)
-            else:
-                found = choice.newest(self._root, self._world, in_step)
-
-        on_leader(self._world, read_file)
+        in_step = self._trainer.rule == "sgd" or self._world.settings.is_split
+        found = self._store.load(None if path is None else os.fspath(path), in_step)
+        checkpoint = None if found is None else self._checked(found)
+        self._check_clients(checkpoint)
         self._loaded = True
-        said = self._world.broadcast(found and [found.path, len(found.data), found.own])
-        if said is None:
+        if found is None or checkpoint is None:
             return None
-        data = np.frombuffer(bytearray(found.data), np.uint8) if found else np.empty(said[1], "u1")
-        self._world.control.broadcast(data, "the broadcast of a checkpoint")
-        self._take(self._checked(data.tobytes(), said[0]), said[0], own=said[2])
-        return str(said[0])
+        self._take(checkpoint, found)
+        return found.path
 
-    def _checked(self, data: bytes, path: str) -> Checkpoint:
+    def _check_clients(self, checkpoint: Optional[Checkpoint]) -> None:
+        """In a split world clients that went on from other places would wait for each other."""
+
+        def compare() -> None:
+            mx.nd.waitall()  # leaders have one communicator for engine and main thread
+            place = checkpoint and [checkpoint.epoch, checkpoint.batch]
+            assert self._world.leaders is not None
+            places = self._world.leaders.allgather(place, "the places of all clients")
+            for client, other in enumerate(places):
+                if other != places[0]:
+                    raise ValueError(
+                        f"client 0 goes on from epoch and batch {places[0]}, client {client} from "
+                        f"{other}: give all clients one folder on a file system that they share"
+                    )
+
+        if self._world.settings.is_split:
+            on_leader(self._world, compare)
+
+    def _checked(self, found: Loaded) -> Checkpoint:
         """The checkpoint, where it fits on every rank."""
-        fault, checkpoint = None, None
+        path, fault, checkpoint = found.path, None, None
         try:
-            checkpoint = read(data, path)
+            checkpoint = read(found.data, path)
             network.check(self._net, checkpoint, path)
             check_states(checkpoint.states, self._trainer._optimizer, self._trainer._params, path)
         except Exception as error:  # the others must not wait for this rank
@@ -370,12 +373,12 @@ class TrainingState:
         assert checkpoint is not None
         return checkpoint
 
-    def _take(self, checkpoint: Checkpoint, path: str, own: bool) -> None:
-        me = self._world
+    def _take(self, checkpoint: Checkpoint, found: Loaded) -> None:
+        me, own = self._world, found.own
         network.put(self._net, checkpoint.parameters)
         network.put_statistics(self._net, checkpoint.statistics, me.rank, me.size)
         self._trainer._put_states(checkpoint.states, own=self._keeps_weights(own))
-        same = choice.same_shares(checkpoint, me)
+        same = same_shares(checkpoint, me)
         self.epoch, self.batch = checkpoint.epoch, 0
         if self._sampler is not None and checkpoint.sampler_epoch is not None:
             self._sampler.set_epoch(checkpoint.sampler_epoch)
@@ -389,7 +392,7 @@ class TrainingState:
         if me.is_leader:
             again = "" if same or not checkpoint.batch else ", which begins again: others share it"
             place = f"epoch {self.epoch}, batch {self.batch}{again}"
-            _log.info("client %d goes on from %s: %s", me.client, path, place)
+            _log.info("client %d goes on from %s: %s", me.client, found.path, place)
 
     def _keeps_weights(self, own: bool) -> bool:
         """Whether the client comes with its weights, and client 0 with its center.
