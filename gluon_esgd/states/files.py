@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping
 
 import numpy as np
 
+from .form import check_form, checked_array
 from .gluon_file import read_gluon
 from .record import Position, States
 from .values import Array
@@ -68,6 +69,7 @@ def decode(data: bytes, name: str) -> States:
     if not data.startswith(_ZIP):
         return read_gluon(data, name)
     try:
+        _check_sizes(data)
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = {entry: archive[entry] for entry in archive.files}
             head = json.loads(str(arrays.get(_TEXT, "null")))
@@ -83,7 +85,9 @@ def decode(data: bytes, name: str) -> States:
     try:
         fields = _hear(head["body"], arrays)
         position = fields.pop("position")
-        return States(**fields, position=None if position is None else Position(**position))
+        states = States(**fields, position=None if position is None else Position(**position))
+        check_form(states)
+        return states
     except Exception as error:
         raise _damaged(name, error) from error
 
@@ -92,12 +96,20 @@ def _damaged(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name} is damaged or was cut short ({type(error).__name__}: {error})")
 
 
+def _check_sizes(data: bytes) -> None:
+    """Raise where entries say that they hold more than the file does: we write them unpacked."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > len(data):
+        raise ValueError(f"its entries claim {size} bytes, the file has {len(data)}")
+
+
 def _hear(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The plain value that `_say` has said."""
     if not isinstance(value, dict):
         return value
     if "array" in value:
-        return Array(arrays[f"array{value['array']}"], value["kind"])
+        return checked_array(arrays[f"array{value['array']}"], value["kind"])
     if "float" in value:
         return float(value["float"])
     if "dict" in value:
