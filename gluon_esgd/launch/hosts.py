@@ -79,7 +79,7 @@ def is_here(name: str) -> bool:
         return True
     try:
         address = socket.gethostbyname(name)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no name that could be asked for
         return False
     if address.startswith("127."):
         return address in _OWN_LOOPBACK
