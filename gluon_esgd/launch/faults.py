@@ -10,7 +10,7 @@ import socket
 import sys
 from dataclasses import fields
 from importlib import metadata
-from typing import TYPE_CHECKING, Iterator, List
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping
 
 from ..errors import LaunchError, SettingsError
 from ..settings import PREFIX, RULES, Settings, read
@@ -100,19 +100,32 @@ def _machines(spec: JobSpec) -> Iterator[str]:
 
 
 def _reach(spec: JobSpec, away: List[str]) -> Iterator[str]:
-    for name in [] if spec.dry_run else away:
+    addresses: Dict[str, str] = {}
+    for name in [] if spec.dry_run else dict.fromkeys([spec.hosts[0].name, *away]):
         try:
-            socket.gethostbyname(name)
+            addresses[name] = socket.gethostbyname(name)
         except OSError as error:
             yield f"host {name!r:.80} has no address ({error.strerror or error})"
         except ValueError:  # of the codec for names
             yield f"host {name!r:.80} is no name that a machine can have"
+    yield from _scheduler(spec, addresses)
     try:
         words = shlex.split(spec.remote_shell)
     except ValueError:  # a quotation that does not end
         words = []
     if not words or not (spec.dry_run or shutil.which(words[0])):
         yield f"--remote-shell {spec.remote_shell!r} is not a program on PATH"
+
+
+def _scheduler(spec: JobSpec, addresses: Mapping[str, str]) -> Iterator[str]:
+    """It listens where the first host's name leads on this machine; others must get there too."""
+    name = spec.hosts[0].name
+    own, outside = addresses.get(name, ""), [a for a in addresses.values() if a[:4] != "127."]
+    if spec.num_servers and outside and own.startswith("127."):
+        yield (
+            f"host {name!r:.80} is {own} here, where other hosts cannot reach the scheduler: give "
+            "the address of the interface that they reach"
+        )
 
 
 def _options(spec: JobSpec) -> Iterator[str]:

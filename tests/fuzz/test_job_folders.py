@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gluon_esgd.launch.state import first_failed_rank, missing_ranks, tail
+from gluon_esgd.launch.state import first_failed_rank, tail
 
 from .mutation import Cases, bytes_, json_text, seeds
 
@@ -28,7 +28,6 @@ def test_any_report_of_a_rank_is_a_report_or_none(tmp_path):
 
 
 def _look(folder, log):
-    missing_ranks(folder, 1, 2)
     failed = first_failed_rank(folder)
     assert failed is None or (failed.text() and 0 < failed.code < 256)
     assert all(isinstance(line, str) for line in tail(log))
