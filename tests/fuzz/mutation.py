@@ -261,4 +261,4 @@ def nothing_runs() -> Iterator[None]:
         yield
     finally:
         _watched.pop()
-    assert not seen, f"the input made the process do: {seen}"
+        assert not seen, f"the input made the process do: {seen}"

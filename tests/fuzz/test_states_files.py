@@ -15,7 +15,7 @@ import pytest
 from mxnet import gluon
 
 from gluon_esgd import ElasticTrainer
-from gluon_esgd.states import Position, collect, encode
+from gluon_esgd.states import Position, collect, decode, encode
 
 from .mutation import Cases, bytes_, json_text, nothing_runs, seeds
 
@@ -101,6 +101,21 @@ def test_any_tree_in_a_whole_archive_is_refused_or_harmless(ours, loads):
     assert cases.count == 300 and cases.refused > 100
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"lr": "fast"}, {"momentum": [0.9]}, {"num_update": {}}, {"update": 5}, {"lr": ()},
+        {"create_state_multi_precision": 1}, {"_all_index_update_counts": 5}, {"idx2name": "abc"},
+        {"_all_index_update_counts": {0: {0: "many"}}}, {"_all_index_update_counts": {0: [1]}},
+    ],
+)  # fmt: skip
+def test_attributes_that_no_optimizer_has_are_named(attributes, ours, loads):
+    states = decode(ours, "good")
+    states.attributes.update(attributes)
+    (key,) = attributes
+    assert Cases().ends_well(0, attributes, lambda: loads(encode(states)), [f"{key!r}", "counts"])
+
+
 def archive(text, arrays, compression=zipfile.ZIP_STORED):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compression) as packed:
@@ -151,7 +166,8 @@ class Runs:
 
 def _pickles():
     numbers = [struct.pack("<I", i) for i in range(60)]
-    laughs = b"](K\x01K\x01e" + b"".join(b"r%s](j%sj%se" % ((i,) * 3) for i in numbers)
+    pairs = b")" + b"".join(b"r%sj%s\x86" % (i, i) for i in numbers)
+    laughs = b"](K\x01K\x01e" + b"".join(b"r%s0](j%sj%se" % ((i,) * 3) for i in numbers)
     return {
         "runs": pickle.dumps(({0: Runs()}, Runs())),
         "runs when built": pickle.dumps({0: [Runs()] * 3}, protocol=2),
@@ -161,6 +177,7 @@ def _pickles():
         "text of 2^60": b"\x80\x04\x8d" + struct.pack("<Q", 2**60) + b"x.",
         "frame of 2^60": b"\x80\x04\x95" + struct.pack("<Q", 2**60) + b"].",
         "tuples in one another as a key": b"\x80\x02}(" + b")" + b"\x85" * 200_000 + b"K\x01u.",
+        "a tuple twice, 60 times, as a key": b"\x80\x02}(" + pairs + b"K\x01u.",
         "lists in one another": b"\x80\x02}K\x00" + b"]" * 50_000 + b"a" * 49_999 + b"s.",
         "a list twice, 60 times": b"\x80\x02}K\x00" + laughs + b"s.",
         "a list in itself": b"\x80\x02}K\x00]q\x00h\x00as.",
