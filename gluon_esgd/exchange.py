@@ -14,7 +14,8 @@ from typing import Optional
 import mxnet as mx
 import numpy as np
 
-from .center import Box, Link, Mailbox, chunks_of, close_with
+from .center import Box, Link, Mailbox, chunks_of
+from .center.given_up import close_with
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write

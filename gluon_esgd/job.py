@@ -8,7 +8,8 @@ import traceback
 import weakref
 from typing import Any, List, Optional
 
-from .center import CenterLink, Link, close_given_up
+from .center import CenterLink, Link
+from .center.given_up import close_given_up
 from .center.peers import PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError

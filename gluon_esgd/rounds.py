@@ -8,7 +8,8 @@ from weakref import finalize
 import mxnet as mx
 import numpy as np
 
-from .center import Box, Link, chunks_of, close_with
+from .center import Box, Link, chunks_of
+from .center.given_up import close_with
 from .collectives import TAIL, allreduce
 from .engine import view
 from .parameters import Weights, take_from_leader

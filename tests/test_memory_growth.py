@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from gluon_esgd.center import close_given_up
+from gluon_esgd.center.given_up import close_given_up
 from gluon_esgd.launch.proc import descendants
 from gluon_esgd.rounds import ClientRounds
 

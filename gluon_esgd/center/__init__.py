@@ -8,7 +8,6 @@ the center themselves: `peers`.
 from __future__ import annotations
 
 from .face import Box, Link
-from .given_up import close_given_up, close_with
 from .layout import AVERAGED, CARRIED, MOVED, chunks_of, even_chunks
 from .link import CenterLink
 from .mailbox import Mailbox
@@ -22,7 +21,5 @@ __all__ = [
     "Link",
     "Mailbox",
     "chunks_of",
-    "close_given_up",
-    "close_with",
     "even_chunks",
 ]

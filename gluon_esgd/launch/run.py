@@ -40,7 +40,7 @@ def run(spec: JobSpec, output: int = 1) -> int:
     site = look_around(spec, os.environ)
     processes = plan(spec, site)
     if spec.dry_run:
-        print(show(processes).encode("utf-8", "backslashreplace").decode())
+        print(show(processes))
         return 0
     _make_job_dir(site.job_dir)
     print(f"gluon-esgd: job in {site.job_dir}", file=sys.stderr, flush=True)
@@ -85,7 +85,7 @@ def _scheduler(spec: JobSpec, here: FrozenSet[str]) -> str:
 def _address(host: str) -> Optional[str]:
     try:
         return socket.gethostbyname(host)
-    except (OSError, ValueError):
+    except OSError:
         return None  # only in a dry run; otherwise it is a fault of the command line
 
 
