@@ -80,24 +80,6 @@ def _records(job_dir: str, kind: str) -> Dict[Tuple[int, int], Dict[str, object]
     return found
 
 
-def _record(path: Path) -> Optional[Dict[str, object]]:
-    """What a rank has reported; None where a file holds something else."""
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    name, code = record.get("signal"), record.get("returncode")
-    known = name in signal.Signals.__members__ if isinstance(name, str) else name is None
-    numbered = isinstance(name, str) and re.fullmatch(r"signal [0-9]{1,2}", name)
-    exited = code is None or (type(code) is int and 0 <= code < 256)
-    when = record.get("time")
-    dated = isinstance(when, (int, float)) and abs(when) < 1e12
-    whole = dated and exited and isinstance(record.get("host"), str) and "pid" in record
-    return record if whole and (known or numbered) else None
-
-
 def missing_ranks(job_dir: str, clients: int, size: int) -> List[Tuple[int, int]]:
     """Return (client, rank) of the ranks that have not reported their start."""
     there = {**_records(job_dir, "start"), **_records(job_dir, "exit")}
@@ -127,3 +109,21 @@ def _number(name: str) -> int:
     if name in signal.Signals.__members__:
         return int(signal.Signals[name])
     return int(name.rpartition(" ")[2])  # "signal 40": a real-time signal has no name
+
+
+def _record(path: Path) -> Optional[Dict[str, object]]:
+    """What a rank has reported; None where a file holds something else."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    name, code = record.get("signal"), record.get("returncode")
+    known = name in signal.Signals.__members__ if isinstance(name, str) else name is None
+    numbered = isinstance(name, str) and re.fullmatch(r"signal [0-9]{1,2}", name)
+    exited = code is None or (type(code) is int and 0 <= code < 256)
+    when = record.get("time")
+    dated = isinstance(when, (int, float)) and abs(when) < 1e12
+    whole = dated and exited and isinstance(record.get("host"), str) and "pid" in record
+    return record if whole and (known or numbered) else None
