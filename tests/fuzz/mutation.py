@@ -10,6 +10,7 @@ import json
 import resource
 import signal
 import sys
+import time
 import warnings
 from contextlib import contextmanager
 from random import Random
@@ -160,8 +161,6 @@ class Cases:
 
     Parameters
     ----------
-    names : sequence of str
-        One of these must be in the text of every error: what the error is about.
     errors : tuple of exception types, optional
         What may come besides our errors, ValueError and OSError with their own texts.
     """
@@ -177,7 +176,10 @@ class Cases:
         call: Callable[[], Any],
         names: Sequence[str] = (),
     ) -> Optional[BaseException]:
-        """Call; return the error if there was one, which must be ours and name one of `names`."""
+        """Call; return the error if there was one, which must be ours.
+
+        Its text must have one of `names` in it: what the error is about.
+        """
         self.count += 1
         try:
             with bounded():
@@ -219,15 +221,18 @@ def bounded() -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, late)
     old = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_size() + ROOM_BYTES, old[1]))
-    signal.alarm(CASE_S)
+    started, left_s = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, CASE_S)[0]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is malformed may overflow
             yield
     finally:
-        signal.alarm(0)
         resource.setrlimit(resource.RLIMIT_AS, old)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left_s:  # of the test's own limit
+            left_s = max(0.1, left_s - (time.monotonic() - started))
+            signal.setitimer(signal.ITIMER_REAL, left_s)
 
 
 class TimeoutError_(BaseException):

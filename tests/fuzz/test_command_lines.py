@@ -26,7 +26,7 @@ RUN = [
     "run -n 4 --clients 4 --servers 0 --bind none --mpiexec /bin/true -- python train.py --lr 1",
     "run -n 2 --clients 2 --beta 0.9 --lazy 1 --port 9123 --job-dir jobs/a --start-timeout 9 true",
     "run -n 2 --compression fp16 --hostfile machines --dry-run true",
-    "run -n 6 --clients 3 --max-restarts 3 --min-clients 2 --grace 20 --resume jobs python train.py",
+    "run -n 6 --clients 3 --max-restarts 3 --min-clients 2 --grace 9 --resume jobs python train.py",
 ]
 TUNE = ["tune -n 2,4 --sizes 1K,64K,16M --time-limit 60 --output table.json --mpiexec /bin/true"]
 DOCTOR = ["doctor", "doctor --help"]
@@ -43,6 +43,7 @@ def nothing_starts(monkeypatch, tmp_path):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
     (tmp_path / "machines").write_text("alpha slots=4\nbeta:2\n")
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     monkeypatch.setattr(socket, "getfqdn", lambda: "here.example")
