@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any, Dict
 
+from .form import check_form
 from .gluon_file import read_gluon
 from .record import Position, States
 from .tree import damaged, is_tree, read_tree, write_tree
@@ -28,10 +29,12 @@ def as_tree(states: States) -> Dict[str, Any]:
 
 
 def as_states(tree: Dict[str, Any]) -> States:
-    """Return the states that `as_tree` has made one value."""
+    """Return the states that `as_tree` has made one value; ValueError where it is none of these."""
     fields = dict(tree)
     position = fields.pop("position")
-    return States(**fields, position=None if position is None else Position(**position))
+    states = States(**fields, position=None if position is None else Position(**position))
+    check_form(states)
+    return states
 
 
 def decode(data: bytes, name: str) -> States:

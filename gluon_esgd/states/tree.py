@@ -14,6 +14,7 @@ from typing import IO, Any, Dict, List, Mapping
 
 import numpy as np
 
+from .form import checked_array
 from .values import Array
 
 __all__ = ["damaged", "is_tree", "read_tree", "write_tree"]
@@ -81,6 +82,7 @@ def read_tree(data: bytes, name: str, kind: str) -> Any:
         Where it is not of this kind, or damaged.
     """
     try:
+        _check_sizes(data)
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = {entry: archive[entry] for entry in archive.files}
             head = json.loads(str(arrays.get(_TEXT, "null")))
@@ -104,12 +106,20 @@ def damaged(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name} is damaged or was cut short ({type(error).__name__}: {error})")
 
 
+def _check_sizes(data: bytes) -> None:
+    """Raise where entries say that they hold more than the file does: we write them unpacked."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > len(data):
+        raise ValueError(f"its entries claim {size} bytes, the file has {len(data)}")
+
+
 def _hear(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The plain value that `_say` has said."""
     if not isinstance(value, dict):
         return value
     if "array" in value:
-        return Array(arrays[f"array{value['array']}"], value["kind"])
+        return checked_array(arrays[f"array{value['array']}"], value["kind"])
     if "float" in value:
         return float(value["float"])
     if "dict" in value:
