@@ -70,7 +70,7 @@ def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
     mine = entries(folder_of(root, world.client))
     others = [entries(folder_of(root, k)) for k in range(world.num_clients) if k != world.client]
     found = _first_whole(_together(mine, others) if in_step else [[entry] for entry in mine])
-    restarted = getattr(world.settings, "life", 0) > 0
+    restarted = world.settings.life > 0
     if found is not None and (
         restarted or world.client == 0 or same_shares(read(found.data, found.path), world)
     ):

@@ -400,5 +400,5 @@ class TrainingState:
         One that was started again while others trained on takes theirs.
         """
         settings = self._world.settings
-        restarted = getattr(settings, "life", 0) > 0 and settings.num_servers > 0
+        restarted = settings.life > 0 and settings.num_servers > 0
         return (own or self._world.client == 0) and not restarted
