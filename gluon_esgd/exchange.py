@@ -15,6 +15,7 @@ import mxnet as mx
 import numpy as np
 
 from .center import Box, ExchangeLost, Link, Mailbox, chunks_of
+from .center.given_up import close_with
 from .collectives import allreduce
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
@@ -113,6 +114,7 @@ class CenterExchange:
             parts = [(weights.num_moved, False), (weights.size - weights.num_moved, True)]
             chunks, exact = chunks_of(parts, self._link.num_servers)
             self._mailbox = self._link.attach(self._name, weights.sizes, chunks, contract, exact)
+            close_with(self, self._mailbox)
         center = base = self._host.copy()
         if resumed is not None:
             center = center if resumed.center is None else resumed.center.host

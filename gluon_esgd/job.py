@@ -9,6 +9,7 @@ import weakref
 from typing import Any, List, Optional
 
 from .center import CenterLink, GenerationLink, Link, LinkTerms
+from .center.given_up import close_given_up
 from .center.peers import PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError
@@ -71,6 +72,7 @@ class Job:
             )
         if not self.world.is_leader:
             return None
+        close_given_up()
         if self._link is None:
             assert self.policy is not None, "a trainer claims before it asks for the link"
             leaders = self.world.leaders

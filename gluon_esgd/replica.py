@@ -19,10 +19,10 @@ from .job import Job
 from .optim import check_optimizer, is_nesterov, keep_alike
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
 from .policy import Policy
-from .resume import load_together, put_in_place, save_together
+from .resume import collect_all, load_together, on_leader, put_in_place, save_together
 from .rounds import ClientRounds
 from .settings import PREFIX, Settings
-from .states import Position
+from .states import Position, States
 
 __all__ = ["Replica"]
 
@@ -302,17 +302,36 @@ class Replica:
 
     def save_states(self, fname: str, scaler: Any) -> None:
         """Write this client's states file, see `ElasticTrainer.save_states`; waits."""
+        position = self._position()
+        save_together(self._world, fname, lambda: self._states(position, scaler))
+
+    def collect_states(self, scaler: Any) -> Optional[States]:
+        """Return what a states file would hold, on the leader; collective in the client, waits."""
+        position, found = self._position(), []
+        on_leader(self._world, lambda: found.append(self._states(position, scaler)))
+        return found[0] if found else None
+
+    def _position(self) -> Position:
         self._job.lane.wait()
-        position = Position(self._step, self._step)
         if self._exchange is not None:
-            position = self._exchange.position(self._step)
-        states = self._optimizer, self._updaters[0], self._params
-        save_together(self._world, fname, *states, position, scaler)
+            return self._exchange.position(self._step)
+        return Position(self._step, self._step)
+
+    def _states(self, position: Position, scaler: Any) -> States:
+        return collect_all(self._optimizer, self._updaters[0], self._params, position, scaler)
 
     def load_states(self, fname: str, scaler: Any) -> None:
         """Go on from a states file, see `ElasticTrainer.load_states`; waits."""
         self._job.lane.wait()
         states, own = load_together(self._world, fname, self._optimizer, self._params)
+        self.put_states(states, own, scaler)
+
+    def put_states(self, states: States, own: bool, scaler: Any) -> None:
+        """Go on from checked `states`; collective in the client, waits.
+
+        Unless they are this client's `own`, it takes the center like a new client.
+        """
+        self._job.lane.wait()
         trainer = self._optimizer, self._updaters, self._params, scaler
         put_in_place(states, *trainer, aloud=self._world.is_leader)
         updates = self._optimizer.num_update

@@ -15,7 +15,17 @@ from mxnet.optimizer import Optimizer, Updater
 from .states import Position, States, apply, check, collect, decode, encode
 from .topology import World
 
-__all__ = ["client_path", "load_alone", "load_together", "put_in_place", "save_together"]
+__all__ = [
+    "client_path",
+    "collect_all",
+    "collect_alone",
+    "load_alone",
+    "load_together",
+    "on_leader",
+    "put_alone",
+    "put_in_place",
+    "save_together",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -27,34 +37,53 @@ def load_alone(trainer: gluon.Trainer, fname: str) -> None:
 
     The optimizer stays the same object, and nothing in the file is run.
     """
+    with open(fname, "rb") as file:
+        states = decode(file.read(), str(fname))
+    check(states, trainer._optimizer, trainer._params, str(fname))
+    put_alone(trainer, states)
+
+
+def put_alone(trainer: gluon.Trainer, states: States) -> None:
+    """Put checked `states` into a trainer that is alone."""
+    scaler = getattr(trainer, "_amp_loss_scaler", None)
+    updaters = _updaters_alone(trainer)
+    put_in_place(states, trainer._optimizer, updaters, trainer._params, scaler, aloud=True)
+
+
+def collect_alone(trainer: gluon.Trainer) -> States:
+    """Return what a trainer that is alone remembers; waits."""
+    scaler = getattr(trainer, "_amp_loss_scaler", None)
+    return collect_all(
+        trainer._optimizer, _updaters_alone(trainer)[0], trainer._params, None, scaler
+    )
+
+
+def _updaters_alone(trainer: gluon.Trainer) -> Sequence[Updater]:
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     if trainer._params_to_init:
         trainer._init_params()
-    updaters = [trainer._kvstore._updater] if trainer._update_on_kvstore else trainer._updaters
-    with open(fname, "rb") as file:
-        states = decode(file.read(), str(fname))
-    check(states, trainer._optimizer, trainer._params, str(fname))
-    put_in_place(
-        states,
-        trainer._optimizer,
-        updaters,
-        trainer._params,
-        getattr(trainer, "_amp_loss_scaler", None),
-        aloud=True,
-    )
+    return [trainer._kvstore._updater] if trainer._update_on_kvstore else trainer._updaters
 
 
-def save_together(
-    world: World,
-    fname: str,
+def collect_all(
     optimizer: Optimizer,
     updater: Updater,
     params: Sequence[Parameter],
-    position: Position,
+    position: Optional[Position],
     scaler: Any,
-) -> None:
-    """Let the leader write this client's states file; collective in the client.
+) -> States:
+    """Return all that a trainer remembers, for a file; waits for arrays."""
+    states = collect(optimizer, updater)
+    states.shapes = [list(param.shape or ()) for param in params]
+    states.position = position
+    if scaler is not None:
+        states.scaler = {name: getattr(scaler, name) for name in _SCALER}
+    return states
+
+
+def save_together(world: World, fname: str, states: Callable[[], States]) -> None:
+    """Let the leader write this client's `states` into a file; collective in the client.
 
     It is written beside its place and then moved there, so a file is whole or not there.
 
@@ -63,16 +92,8 @@ def save_together(
     OSError, ValueError
         On all ranks of the client: it cannot be written, or holds what cannot be said.
     """
-
-    def save() -> None:
-        states = collect(optimizer, updater)
-        states.shapes = [list(param.shape or ()) for param in params]
-        states.position = position
-        if scaler is not None:
-            states.scaler = {name: getattr(scaler, name) for name in _SCALER}
-        _write(client_path(world.client, fname), encode(states))
-
-    _on_leader(world, save)
+    path = client_path(world.client, fname)
+    on_leader(world, lambda: _write(path, encode(states())))
 
 
 def load_together(
@@ -99,7 +120,7 @@ def load_together(
         nonlocal found
         found = _read(world.client, fname)
 
-    _on_leader(world, read)
+    on_leader(world, read)
     path, size, own = world.broadcast([found[0], len(found[1]), found[2]])
     data = np.frombuffer(bytearray(found[1]), np.uint8) if found[1] else np.empty(size, np.uint8)
     world.control.broadcast(data, "the broadcast of a states file")
@@ -170,8 +191,11 @@ def _read(client: int, fname: str) -> Tuple[str, bytes, bool]:
         return path, file.read(), own
 
 
-def _on_leader(world: World, action: Callable[[], None]) -> None:
-    """Run `action` on the leader; an OSError or ValueError is raised on all ranks."""
+def on_leader(world: World, action: Callable[[], None]) -> None:
+    """Run `action` on the leader; an OSError or ValueError is raised on all ranks.
+
+    Collective in the client.
+    """
     failure: Optional[Exception] = None
     said: Optional[List[Any]] = None
     if world.is_leader:

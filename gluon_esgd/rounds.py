@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
+from weakref import finalize
 
 import mxnet as mx
 import numpy as np
 
 from .center import Box, Link, chunks_of
+from .center.given_up import close_with
 from .collectives import TAIL, allreduce
 from .engine import view
 from .parameters import Weights, take_from_leader
@@ -34,6 +36,7 @@ class ClientRounds:
         self._gradients: Optional[Box] = None
         self._weights: Optional[Box] = None
         self._laid = self._closed_bytes = 0
+        self._closing: Optional[finalize] = None  # of `_gradients`, when this object is gone
 
     def start(self, weights: Weights, contract: Dict[str, int]) -> bool:
         """Give every client the weights of client 0; collective in the job, waits.
@@ -62,6 +65,7 @@ class ClientRounds:
         self._weights = self._link.attach(
             f"{self._name}.weights", weights.sizes, chunks, contract, exact
         )
+        close_with(self, self._weights)
 
     def seed(self, weights: Weights) -> bool:
         """Give every client the weights of client 0, again; collective in the job, waits.
@@ -87,9 +91,10 @@ class ClientRounds:
         Called again when the set of parameters that have gradients has changed.
         """
         assert self._link is not None
-        if self._gradients is not None:
+        if self._gradients is not None and self._closing is not None:
             self._closed_bytes += self._gradients.bytes_moved
             self._gradients.close()
+            self._closing.detach()
         ends = np.cumsum(buckets).tolist()
         self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
         self._laid += 1
@@ -100,6 +105,7 @@ class ClientRounds:
         self._gradients = self._link.attach(
             f"{self._name}.gradients{self._laid}", buckets, chunks, {}, exact
         )
+        self._closing = close_with(self, self._gradients)
 
     def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
         """Sum bucket `number` over all clients, in place; leaders only, waits."""

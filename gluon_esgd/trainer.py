@@ -17,8 +17,9 @@ from .counters import Counters
 from .job import job
 from .policy import HALF_FLOATS, IntervalLike, resolve
 from .replica import Replica
-from .resume import load_alone
+from .resume import collect_alone, load_alone, put_alone
 from .running_statistics import average_over_ranks
+from .states import States
 
 __all__ = ["ElasticTrainer"]
 
@@ -123,6 +124,7 @@ class ElasticTrainer(gluon.Trainer):
         self._clipping = Clipping(self._params, self._job.lane, aloud=world.is_leader)
         self._in_center = False
         self._finished = True  # until there is something to finish
+        self._after_step: Optional[Callable[[], None]] = None  # of a loop that saves checkpoints
         self._replica: Optional[Replica] = None
         if shared:
             order = positions(params, self._params)
@@ -323,6 +325,8 @@ class ElasticTrainer(gluon.Trainer):
                 self._finished = False
                 self._job.finish_at_exit(self, keep=self._policy.has_center)
         self.counters.step_wait_s += time.perf_counter() - start
+        if self._after_step is not None:
+            self._after_step()
 
     @contextmanager
     def center(self, sync: bool = False) -> Iterator[None]:
@@ -447,6 +451,21 @@ class ElasticTrainer(gluon.Trainer):
         else:
             self._check_outside_center("loading states")
             self._replica.load_states(os.fspath(fname), self._scaler)
+        self._forget_gradients()
+
+    def _collect_states(self) -> Optional[States]:
+        """For checkpoints: what `save_states` would write, on the leader; collective, waits."""
+        if self._replica is None:
+            return collect_alone(self)
+        return self._replica.collect_states(self._scaler)
+
+    def _put_states(self, states: States, own: bool) -> None:
+        """For checkpoints: as `load_states`, from `states` that have been checked."""
+        if self._replica is None:
+            put_alone(self, states)
+        else:
+            self._check_outside_center("loading states")
+            self._replica.put_states(states, own, self._scaler)
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:

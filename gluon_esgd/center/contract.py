@@ -39,11 +39,15 @@ def table_shape(num_clients: int) -> Tuple[int, int]:
 def check_contract(contract: Mapping[str, int], own: int) -> None:
     """Raise unless `contract` holds small ints and leaves room for `own` more entries."""
     for name, value in contract.items():
+        if not isinstance(name, str) or not name.isprintable():
+            raise ValueError(f"contract has an entry named {name!r:.60}; names are printable texts")
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"contract[{name!r}]={value!r} must be an int; use a checksum or index")
+            raise TypeError(
+                f"contract[{name!r:.60}]={value!r:.60} must be an int; use a checksum or index"
+            )
         if not -LIMIT < value < LIMIT:
             raise ValueError(
-                f"contract[{name!r}]={value} must be above -2**24 and below 2**24; "
+                f"contract[{name!r:.60}]={value!r:.60} must be above -2**24 and below 2**24; "
                 "use a shorter checksum"
             )
     if len(contract) + own > MOST:
@@ -55,7 +59,7 @@ def check_contract(contract: Mapping[str, int], own: int) -> None:
 
 def checksum(text: str) -> int:
     """Return a number for `text` that a contract can hold."""
-    return zlib.crc32(text.encode()) % LIMIT
+    return zlib.crc32(text.encode(errors="surrogatepass")) % LIMIT
 
 
 def own_contract(

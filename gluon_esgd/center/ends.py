@@ -117,7 +117,7 @@ class ZygoteEnd:
                 said.append(wire.receive(self._sock)[0])
         except BlockingIOError:
             return said, False
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):  # ValueError: it says what no zygote says
             return said, True
 
     @property
@@ -295,6 +295,8 @@ class AgentEnd:
                 self._answers[message["ticket"]] = message
         except BlockingIOError:
             pass
+        except (KeyError, TypeError, ValueError) as error:
+            self._lose(f"sent what is no answer: {error!r:.100}")
         except (EOFError, OSError):
             self._ended = True
             self._lose(None)

@@ -32,11 +32,14 @@ def decode(body: bytes) -> Outer:
     ValueError
         Where it is anything else.
     """
-    values = json.loads(body.decode())
+    try:
+        values = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not the fields of Outer, but no JSON: {error!s:.80}") from None
     if not isinstance(values, dict) or set(values) != set(asdict(Outer())):
-        raise ValueError(f"not the fields of Outer: {values!r}")
+        raise ValueError(f"not the fields of Outer: {values!r:.80}")
     if any(type(value) is not float for value in values.values()):
-        raise ValueError(f"not floats: {values!r}")
+        raise ValueError(f"fields of Outer that are not floats: {values!r:.80}")
     return Outer(**values)
 
 

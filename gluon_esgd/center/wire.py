@@ -38,22 +38,36 @@ def send(sock: socket.socket, message: Dict[str, Any], fds: Sequence[int] = ()) 
 def receive(sock: socket.socket, flags: int = 0) -> Tuple[Dict[str, Any], List[int]]:
     """Return the next message and its descriptors; EOFError when the other side is gone.
 
-    BlockingIOError where `flags` or the socket say not to wait and there is none.
+    BlockingIOError where `flags` or the socket say not to wait and there is none; ValueError for
+    one that is cut off or no JSON object, whose descriptors are then closed.
     """
     room = socket.CMSG_SPACE(_FDS * array.array("i").itemsize)
     try:
-        data, ancillary, _, _ = sock.recvmsg(_LARGEST, room, flags | socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, told, _ = sock.recvmsg(_LARGEST, room, flags | socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
-        data, ancillary = b"", []
-    if not data:
-        raise EOFError
+        data, ancillary, told = b"", [], 0
     fds = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
     try:
-        return json.loads(data), list(fds)
-    except ValueError:
+        return _message(data, told), list(fds)
+    except BaseException:
         for fd in fds:
             os.close(fd)
         raise
+
+
+def _message(data: bytes, flags: int) -> Dict[str, Any]:
+    if not data:
+        raise EOFError
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        most = f"{_LARGEST} bytes or {_FDS} descriptors"
+        raise ValueError(f"a message of more than {most} was cut off")
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a message that is no JSON: {error!s:.80}") from None
+    if not isinstance(message, dict):
+        raise ValueError(f"a message that is no JSON object: {message!r:.80}")
+    return message

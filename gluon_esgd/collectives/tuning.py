@@ -101,6 +101,8 @@ def load(path: str) -> Tuple[Table, Dict[str, Any]]:
             document = json.load(file)
         except RecursionError:
             raise ValueError("nested too deep") from None
+        except ValueError as error:  # also where it is not UTF-8
+            raise ValueError(f"no JSON: {error}") from None
     return Table(document), document
 
 

@@ -123,7 +123,7 @@ def record_shard(
         if not os.path.isfile(path):
             remedy = "; gluon_esgd.data.write_index makes it" if path == path_imgidx else ""
             raise FileNotFoundError(f"{path} is missing{remedy}")
-    with open(path_imgidx) as file:
+    with open(path_imgidx, "rb") as file:
         records = sum(1 for _ in file)
     parts, mine = checked_share(("num_parts", num_parts), ("part_index", part_index))
     size = checked_index("batch_size", batch_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 Path = Union[str, "os.PathLike[str]"]
 
 _SHOWN = 20  # faults in a message
+_LINE = re.compile(r"([0-9]{1,18})\t([0-9]{1,18})")  # of an index
 
 
 def index_path(path_rec: Path) -> str:
@@ -174,13 +176,14 @@ class _Entry(NamedTuple):
 def _entries(path_idx: str) -> Tuple[List[_Entry], List[str]]:
     """Read an index; return its entries, and what cannot be read by line."""
     entries, faults = [], []
-    with open(path_idx) as file:
+    with open(path_idx, encoding="ascii", errors="backslashreplace") as file:
         for line, text in enumerate(file, 1):
-            key, _, offset = text.strip().partition("\t")
-            if key.isdigit() and offset.isdigit():
-                entries.append(_Entry(line, key, int(offset)))
+            match = _LINE.fullmatch(text.strip())
+            if match:
+                entries.append(_Entry(line, match[1], int(match[2])))
             else:
-                faults.append(f"line {line}: {text.strip()!r} is not a key, a tab and an offset")
+                shown = f"{text.strip()!r:.60}"
+                faults.append(f"line {line}: {shown} is not a key, a tab and an offset")
     return entries, faults
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 from ..errors import LaunchError
 from . import mpi
 
-__all__ = ["Finding", "add_command", "examine", "main"]
+__all__ = ["Finding", "add_command", "examine", "facts_in", "main"]
 
 _GB = 1 << 30
 _SHM_BYTES = 256 << 20  # gradients of a node's ranks lie there, next to MPI's own files
@@ -64,7 +64,17 @@ def probe(name: str) -> Fact:
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         return {"error": lines[-1] if lines else f"ended with {done.returncode}"}
-    facts: Fact = json.loads(done.stdout.decode().strip().splitlines()[-1])
+    return facts_in(done.stdout)
+
+
+def facts_in(stdout: bytes) -> Fact:
+    """Return the facts on the last line that a probe printed, or ``{"error": ...}``."""
+    try:
+        facts = json.loads(stdout.decode().strip().splitlines()[-1])
+    except (IndexError, ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or not isinstance(facts.get("version"), str):
+        return {"error": "import printed what is no version"}
     return facts
 
 

@@ -10,7 +10,7 @@ import socket
 import sys
 from dataclasses import fields
 from importlib import metadata
-from typing import TYPE_CHECKING, Iterator, List
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping
 
 from ..errors import LaunchError, SettingsError
 from ..settings import PREFIX, RULES, Settings, read
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .spec import JobSpec
 
 __all__ = ["all_faults"]
+
+# A plan of more would take minutes and gigabytes; it is a slip of the keyboard.
+MOST_RANKS, MOST_SERVERS = 4096, 1024
 
 OWNED = {PREFIX + f.name.upper() for f in fields(Settings) if "launcher" in f.metadata["by"]}
 
@@ -35,14 +38,14 @@ def all_faults(spec: JobSpec) -> List[str]:
 
 
 def _counts(spec: JobSpec) -> Iterator[str]:
-    if spec.workers < 1:
-        yield f"-n {spec.workers} must be at least 1"
+    if not 1 <= spec.workers <= MOST_RANKS:
+        yield f"-n {spec.workers} must be at least 1, and {MOST_RANKS} at most"
     if spec.clients < 1:
         yield f"--clients {spec.clients} must be at least 1"
     elif spec.workers >= 1 and spec.workers % spec.clients:
         yield f"--clients {spec.clients} must divide -n {spec.workers}: clients are of equal size"
-    if spec.num_servers < 0:
-        yield f"--servers {spec.num_servers} must be at least 0"
+    if not 0 <= spec.num_servers <= MOST_SERVERS:
+        yield f"--servers {spec.num_servers} must be at least 0, and {MOST_SERVERS} at most"
     if spec.is_split and spec.rule == "asgd":
         yield (
             f"--servers 0 with --rule asgd and {spec.clients} clients: asynchronous clients need "
@@ -92,24 +95,42 @@ def _machines(spec: JobSpec) -> Iterator[str]:
         yield f"hosts {', '.join(local)} are all this machine; give one, with all its slots"
     if away and spec.hosts[0].name == "localhost":
         yield "host localhost among others: give the name by which they reach this machine"
-    if away and not spec.dry_run:
+    if away:
         yield from _reach(spec, away)
 
 
 def _reach(spec: JobSpec, away: List[str]) -> Iterator[str]:
-    for name in away:
+    addresses: Dict[str, str] = {}
+    for name in [] if spec.dry_run else dict.fromkeys([spec.hosts[0].name, *away]):
         try:
-            socket.gethostbyname(name)
+            addresses[name] = socket.gethostbyname(name)
         except OSError as error:
-            yield f"host {name!r} has no address ({error.strerror or error})"
-    words = shlex.split(spec.remote_shell)
-    if not words or shutil.which(words[0]) is None:
+            yield f"host {name!r:.80} has no address ({error.strerror or error})"
+        except ValueError:  # of the codec for names
+            yield f"host {name!r:.80} is no name that a machine can have"
+    yield from _scheduler(spec, addresses)
+    try:
+        words = shlex.split(spec.remote_shell)
+    except ValueError:  # a quotation that does not end
+        words = []
+    if not words or not (spec.dry_run or shutil.which(words[0])):
         yield f"--remote-shell {spec.remote_shell!r} is not a program on PATH"
 
 
+def _scheduler(spec: JobSpec, addresses: Mapping[str, str]) -> Iterator[str]:
+    """It listens where the first host's name leads on this machine; others must get there too."""
+    name = spec.hosts[0].name
+    own, outside = addresses.get(name, ""), [a for a in addresses.values() if a[:4] != "127."]
+    if spec.num_servers and outside and own.startswith("127."):
+        yield (
+            f"host {name!r:.80} is {own} here, where other hosts cannot reach the scheduler: give "
+            "the address of the interface that they reach"
+        )
+
+
 def _options(spec: JobSpec) -> Iterator[str]:
-    if spec.start_timeout_s is not None and not spec.start_timeout_s > 0:
-        yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds"
+    if spec.start_timeout_s is not None and not 0 < spec.start_timeout_s < float("inf"):
+        yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds, and finite"
     if not 0 <= spec.grace_s < float("inf"):
         yield f"--grace {spec.grace_s:g} must be at least 0 seconds, and finite"
     yield from _restarts(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import List, Mapping, Sequence, Tuple
 
 __all__ = ["Host", "is_here", "parse_hosts", "place_workers", "read_hostfile", "remote_argv"]
 
+_MOST_SLOTS = 4096
+_ENTRY = re.compile(r"([^\s:,\-][^\s:,]{0,252})(?::([0-9]{0,9}))?")
 _OWN_LOOPBACK = {"127.0.0.1", "127.0.1.1"}
 
 
@@ -43,26 +46,30 @@ def read_hostfile(path: str) -> Tuple[Host, ...]:
     """
     try:
         lines = [line.partition("#")[0].strip() for line in Path(path).read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         raise ValueError(f"{path!r} cannot be read: {error}") from None
-    hosts = tuple(_host(":".join(line.replace("slots=", "").split())) for line in lines if line)
-    if not hosts:
+    if not any(lines):
         raise ValueError(f"{path!r} names no host; write one a line, as 'a slots=4'")
-    return _distinct(hosts)
+    entries = (":".join(line.replace("slots=", "").split()) for line in lines if line)
+    try:
+        return _distinct(tuple(_host(entry) for entry in entries))
+    except ValueError as error:
+        raise ValueError(f"{path!r}: {error}") from None
 
 
 def _host(entry: str) -> Host:
-    name, _, slots = entry.partition(":")
-    if not name or name.startswith("-") or not (slots or "1").isdigit() or int(slots or "1") < 1:
-        raise ValueError(f"{entry!r} must be NAME or NAME:SLOTS with at least one slot")
-    return Host(name, int(slots or "1"))
+    match = _ENTRY.fullmatch(entry)
+    slots = int(match[2] or "1") if match else 0
+    if match is None or not 1 <= slots <= _MOST_SLOTS or not match[1].isprintable():
+        raise ValueError(f"{entry!r:.60} must be NAME or NAME:SLOTS with 1 to {_MOST_SLOTS} slots")
+    return Host(match[1], slots)
 
 
 def _distinct(hosts: Tuple[Host, ...]) -> Tuple[Host, ...]:
     names = [host.name for host in hosts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{', '.join(twice)} given more than once; add up the slots")
+        raise ValueError(f"{', '.join(twice):.200} given more than once; add up the slots")
     return hosts
 
 
@@ -72,7 +79,7 @@ def is_here(name: str) -> bool:
         return True
     try:
         address = socket.gethostbyname(name)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no name that could be asked for
         return False
     if address.startswith("127."):
         return address in _OWN_LOOPBACK

@@ -232,7 +232,8 @@ def _places(spec: JobSpec, site: Site, client: int) -> str:
 
 def show(processes: Sequence[Process]) -> str:
     """Return the plan as text: for each process its host, environment and command."""
-    return "\n".join(line for process in processes for line in _lines(process))
+    text = "\n".join(line for process in processes for line in _lines(process))
+    return text.encode("utf-8", "backslashreplace").decode()  # file names may be no text
 
 
 def _lines(process: Process) -> List[str]:

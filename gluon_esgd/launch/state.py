@@ -74,8 +74,9 @@ def _records(job_dir: str, kind: str) -> Dict[Tuple[int, int], Dict[str, object]
     found = {}
     for path in Path(job_dir, "state").glob(f"*.{kind}"):
         match = re.fullmatch(r"client(\d+)\.rank(\d+)", path.stem)
-        if match:
-            found[int(match[1]), int(match[2])] = json.loads(path.read_text())
+        record = _record(path) if match else None
+        if match and record is not None:
+            found[int(match[1]), int(match[2])] = record
     return found
 
 
@@ -107,7 +108,7 @@ def set_aside(job_dir: str, clients: Sequence[int], life: int) -> None:
 
 def _failure(job_dir: str, client: int, rank: int, record: Dict[str, object]) -> Failure:
     name = record.get("signal")
-    code = 128 + _number(str(name)) if name else int(str(record["returncode"]))
+    code = 128 + _number(str(name)) if name else int(str(record.get("returncode", 1)))
     how = f"failed: {name}" if name else f"failed: exit code {code}"
     who = f"client {client} rank {rank} (pid {record['pid']} on {record['host']})"
     log = f"{job_dir}/logs/client{client}.rank{rank}.log"
@@ -118,3 +119,21 @@ def _number(name: str) -> int:
     if name in signal.Signals.__members__:
         return int(signal.Signals[name])
     return int(name.rpartition(" ")[2])  # "signal 40": a real-time signal has no name
+
+
+def _record(path: Path) -> Optional[Dict[str, object]]:
+    """What a rank has reported; None where a file holds something else."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    name, code = record.get("signal"), record.get("returncode")
+    known = name in signal.Signals.__members__ if isinstance(name, str) else name is None
+    numbered = isinstance(name, str) and re.fullmatch(r"signal [0-9]{1,2}", name)
+    exited = code is None or (type(code) is int and 0 <= code < 256)
+    when = record.get("time")
+    dated = isinstance(when, (int, float)) and abs(when) < 1e12
+    whole = dated and exited and isinstance(record.get("host"), str) and "pid" in record
+    return record if whole and (known or numbered) else None

@@ -12,6 +12,7 @@ from mxnet.gluon import Parameter
 from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Optimizer, Updater
 
+from .form import check_attributes
 from .values import Array, CannotSay, live, plain, plain_items, shapes
 
 __all__ = ["Position", "Scheduler", "States", "apply", "check", "collect"]
@@ -135,6 +136,7 @@ def check(states: States, optimizer: Optimizer, params: Sequence[Parameter], nam
             f"{name} holds the states of optimizer {states.optimizer!r}, but the trainer has "
             f"{own!r}: make the trainer with {states.optimizer!r}"
         )
+    check_attributes(states.attributes, optimizer, name)
     _check_scheduler(states.scheduler, optimizer, name)
     if states.shapes is not None:
         _check_shapes(states.shapes, params, name)

@@ -184,6 +184,16 @@ def test_this_machine_is_known_by_its_names():
     assert not is_here("127.0.0.2") and not is_here("no.such.host.invalid")
 
 
+def test_a_scheduler_that_other_hosts_cannot_reach_is_a_fault(monkeypatch):
+    addresses = {"alpha": "127.0.1.1", "beta": "10.0.0.2", "gamma": "10.0.0.3"}
+    monkeypatch.setattr(socket, "gethostbyname", addresses.__getitem__)
+    both = ("-n", "2", "--clients", "2", "--remote-shell", "true")
+    said = faults(*both, "--hosts", "alpha,beta")
+    assert "host 'alpha' is 127.0.1.1 here" in said and "the interface" in said
+    assert spec(*both, "--hosts", "beta,gamma").workers == 2
+    assert spec("-n", "2", "--remote-shell", "true", "--hosts", "alpha,beta").num_servers == 0
+
+
 def test_versions_of_what_workers_import(monkeypatch):
     versions = {"mxnet": "1.6.0", "numpy": "1.24.1"}
 

@@ -1,0 +1,123 @@
+"""Which checkpoint a client goes on from; on its leader."""
+
+from __future__ import annotations
+
+import logging
+from typing import Iterable, List, NamedTuple, Optional, Sequence
+
+from ..topology import World
+from .content import Checkpoint, read
+from .folder import Entry, before, entries, folder_of
+
+__all__ = ["Found", "named", "newest", "same_shares"]
+
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """A checkpoint that could be read.
+
+    Attributes
+    ----------
+    path : str
+    data : bytes
+        The whole file.
+    own : bool
+        Whether this client wrote it.
+    """
+
+    path: str
+    data: bytes
+    own: bool
+
+
+def named(path: str, own_folder: str) -> Found:
+    """Return the checkpoint at `path`.
+
+    Raises
+    ------
+    OSError, ValueError
+        It cannot be read, or is damaged; the one before it is named.
+    """
+    try:
+        data = _whole(path)
+    except ValueError as error:
+        older = before(path)
+        hint = f"; the one before it is {older}" if older else "; there is none before it"
+        raise ValueError(f"{error}{hint}") from error
+    return Found(path, data, any(entry.path == path for entry in entries(own_folder)))
+
+
+def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
+    """Return what this client goes on from, None where nothing was saved.
+
+    The newest of its own that is whole. A client that has none, and every client of a job that has
+    other numbers of clients or ranks now, takes client 0's.
+
+    Parameters
+    ----------
+    root : str
+        Has a folder for each client.
+    world : World
+    in_step : bool
+        Clients make each step together: they take the newest that all of them have.
+
+    Raises
+    ------
+    ValueError
+        There are checkpoints, but none is whole.
+    """
+    mine = entries(folder_of(root, world.client))
+    others = [entries(folder_of(root, k)) for k in range(world.num_clients) if k != world.client]
+    found = _first_whole(_together(mine, others) if in_step else [[entry] for entry in mine])
+    restarted = world.settings.life > 0
+    if found is not None and (
+        restarted or world.client == 0 or same_shares(read(found.data, found.path), world)
+    ):
+        return Found(found.path, found.data, own=True)
+    first = _first_whole([entry] for entry in entries(folder_of(root, 0)))
+    if first is None or world.client == 0:
+        return first
+    _log.warning(
+        "client %d has no checkpoint of its own from %d clients of %d ranks: it takes %s",
+        world.client, world.num_clients, world.size, first.path,
+    )  # fmt: skip
+    return first
+
+
+def same_shares(checkpoint: Checkpoint, world: World) -> bool:
+    """Whether the data were shared by as many clients and ranks as now."""
+    return (checkpoint.num_clients, checkpoint.size) == (world.num_clients, world.size)
+
+
+def _together(mine: List[Entry], others: List[List[Entry]]) -> List[List[Entry]]:
+    """For those of `mine` that all others have too: the one, and theirs of the same place."""
+    groups = []
+    for entry in mine:
+        theirs = [[e for e in found if e[1:3] == entry[1:3]] for found in others if found]
+        if all(theirs):
+            groups.append([entry, *(found[0] for found in theirs)])
+    return groups
+
+
+def _first_whole(groups: Iterable[Sequence[Entry]]) -> Optional[Found]:
+    """The first of the first group in which all are whole; None where there are no groups."""
+    faults = []
+    for group in groups:
+        try:
+            data = [_whole(entry.path) for entry in group]
+        except (OSError, ValueError) as error:
+            faults.append(str(error))
+            _log.warning("%s: looking for the checkpoint before it", error)
+            continue
+        return Found(group[0].path, data[0], own=False)
+    if faults:
+        raise ValueError(f"no checkpoint is whole: {'; '.join(faults)}; remove them to start anew")
+    return None
+
+
+def _whole(path: str) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read()
+    read(data, path)
+    return data

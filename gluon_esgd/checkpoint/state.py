@@ -1,0 +1,404 @@
+"""`TrainingState`: save all of a training in one call, and a loop that survives restarts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, Dict, Iterable, Iterator, List, Optional
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..collectives import agree
+from ..resume import on_leader
+from ..states import States
+from ..states import check as check_states
+from ..topology import World, world
+from ..trainer import ElasticTrainer
+from . import network, random_states
+from .arguments import checked_count, checked_every, checked_folder
+from .choice import same_shares
+from .content import Checkpoint, read
+from .preemption import SAVE, STOP, Signal, Votes
+from .random_states import in_arrays
+from .rest import rest_of
+from .store import Loaded, Store
+
+__all__ = ["TrainingState"]
+
+_log = logging.getLogger(__name__)
+
+_TERMINATED = 128 + 15  # the exit code of what SIGTERM has ended
+
+
+class TrainingState:
+    """All of a training that its script would miss after a restart, in checkpoints.
+
+    That is the network with its running statistics, what the trainer remembers (`save_states`),
+    the center, epoch and batch, the sampler's epoch, and random states of every rank. Each client
+    has a folder of its own, ``{folder}/client{K}``, which its leader writes. A checkpoint is one
+    file that is there as a whole or not at all: arrays and JSON, with checksums, nothing that is
+    run when it is read. Making one is not collective; all methods are, in the client.
+
+    Parameters
+    ----------
+    net : gluon.Block
+    trainer : ElasticTrainer
+        Of parameters of `net`.
+    sampler : object, optional
+        With ``epoch`` and ``set_epoch(epoch)``, as `ShardSampler`. `epochs` sets its epoch.
+    folder : str, optional
+        ``checkpoints`` in the folder of a job of ``gluon-esgd run``; in any other job it must be
+        given. All clients give the same. Only leaders need to see it.
+    keep : int, default 3
+        So many of the newest are kept.
+    every_steps, every_s : optional
+        In `batches`, save also this many optimizer steps, or seconds by the leader's clock, after
+        the last save.
+    background : bool, default False
+        Write on a thread, from copies: the training waits for these only. The next save waits for
+        the last one, and raises what it met.
+
+    Attributes
+    ----------
+    epoch, batch : int
+        Epochs done, and batches done of the next one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the argument is wrong, by name.
+
+    Examples
+    --------
+    >>> state = TrainingState(net, trainer, sampler=sampler)  # doctest: +SKIP
+    >>> for epoch in state.epochs(90):
+    ...     for data, label in state.batches(loader):
+    ...         backward(data, label)
+    ...         trainer.step(len(data))
+    """
+
+    def __init__(
+        self,
+        net: gluon.Block,
+        trainer: ElasticTrainer,
+        *,
+        sampler: Any = None,
+        folder: Optional[str] = None,
+        keep: int = 3,
+        every_steps: Optional[int] = None,
+        every_s: Optional[float] = None,
+        background: bool = False,
+    ) -> None:
+        if not isinstance(trainer, ElasticTrainer):
+            raise TypeError(f"trainer={type(trainer).__name__} must be an ElasticTrainer")
+        self._world: World = world()
+        self._net, self._trainer, self._sampler = net, trainer, sampler
+        root = checked_folder(folder, self._world.settings.job_dir)
+        self._store = Store(self._world, root, checked_count("keep", keep), background)
+        self._every_steps, self._every_s = checked_every(every_steps, every_s)
+        self._signal = Signal()
+        self._votes: Optional[Votes] = None
+        self._loaded = False
+        self._resumed: Optional[Dict[str, Any]] = None  # of this rank, for the rest of an epoch
+        self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
+        self._in_epoch = self._passed = self._in_batch = False
+        self._decided = self._steps_since = 0
+        self._saved_at = time.monotonic()
+        self.epoch = self.batch = 0
+
+    @property
+    def folder(self) -> str:
+        """Where this client's checkpoints are."""
+        return self._store.folder
+
+    def epochs(self, epochs: int) -> Iterator[int]:
+        """Go through the epochs that are left of `epochs`, and save at the end of each.
+
+        At first the newest checkpoint that is whole is loaded, where there is one (unless `load`
+        was called); a run that was saved inside an epoch goes on in it. Until the loop ends SIGTERM
+        on any rank lets all ranks of the client (of the job, where one MPI job is split) save after
+        the same step of `batches`, or at the end of the epoch, and raise ``SystemExit(143)``.
+        A second SIGTERM ends the process at once.
+
+        Yields
+        ------
+        int
+            Number of the epoch, from 0 on.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: what `save` and `load` raise; ranks with another number of
+            epochs or other settings.
+        """
+        total = checked_count("epochs", epochs, low=0)
+        said: List[List[Any]] = [["epochs", total], ["every_steps", self._every_steps]]
+        agree(self._world.control, "setting of the loop", said)
+        if not self._loaded:
+            self.load()
+        self._votes = self._votes or Votes(self._world)
+        self._trainer._after_step = self._after_step
+        try:
+            with self._signal.watched():
+                while self.epoch < total:
+                    self._begin_epoch()
+                    yield self.epoch
+                    self._end_epoch()
+                self._votes.close()
+                self.wait()
+        finally:
+            self._trainer._after_step = None
+
+    def _begin_epoch(self) -> None:
+        self._in_epoch, self._passed, self._decided = True, False, 0
+        if self._sampler is not None:
+            self._sampler.set_epoch(self.epoch)
+
+    def _end_epoch(self) -> None:
+        self._in_epoch = self._passed = False
+        self.epoch, self.batch, self._start, self._resumed = self.epoch + 1, 0, None, None
+        self.save()
+        assert self._votes is not None
+        if self._votes.now(STOP if self._signal.came else 0):
+            self._leave()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Go through this epoch's batches, those after the ones that are done already.
+
+        Between two of them, after an optimizer step, checkpoints of `every_steps` and `every_s` are
+        saved and SIGTERM is acted on. All ranks make as many steps.
+
+        Parameters
+        ----------
+        loader : iterable
+            A ``DataLoader``, or anything that can be gone through in each epoch. What was done is
+            left out, with the order that it had: from a ``DataLoader`` without being loaded.
+
+        Raises
+        ------
+        RuntimeError
+            On this rank: outside of `epochs`, or a second time in one epoch.
+        OSError, ValueError
+            On all ranks of the client: what `save` raises.
+        """
+        if not self._in_epoch or self._passed:
+            raise RuntimeError(
+                "batches() counts one pass in each epoch of epochs(): call it inside that loop, "
+                "once in each epoch"
+            )
+        self._passed = True
+        try:
+            for item in self._rest(loader):
+                self._in_batch = True
+                yield item
+                self._in_batch = False
+                self.batch += 1
+                self._act()
+        finally:
+            self._in_batch = False
+
+    def _rest(self, loader: Iterable[Any]) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed["start"] is not None:
+            random_states.put(resumed["start"])
+        self._start = random_states.read()
+        rest = rest_of(loader, self.batch)
+        if resumed is not None:
+            random_states.put(resumed["now"])
+            random_states.seed_mxnet(resumed["mxnet"])
+        return rest
+
+    def _after_step(self) -> None:
+        """After an update, also one of `join`: decide what is done after this batch."""
+        if not self._passed:  # not a loop over `batches`
+            return
+        self._steps_since += 1
+        vote = SAVE if self._is_time() else 0
+        assert self._votes is not None
+        self._decided |= self._votes.cast(vote | (STOP if self._signal.came else 0))
+        if self._every_steps is not None and self._steps_since >= self._every_steps:
+            self._decided |= SAVE
+        if not self._in_batch:  # this rank has no batches left, others do
+            self._act()
+
+    def _act(self) -> None:
+        decided, self._decided = self._decided, 0
+        if decided:
+            self.save()
+        if decided & STOP:
+            self._leave()
+
+    def _is_time(self) -> bool:
+        """Whether the leader votes for a save now; it comes one step later."""
+        if self._every_s is None or not self._world.is_leader:
+            return False
+        now = time.monotonic()
+        due = now - self._saved_at >= self._every_s
+        self._saved_at = now if due else self._saved_at
+        return due
+
+    def _leave(self) -> None:
+        self.wait()
+        assert self._votes is not None
+        self._votes.close()
+        if self._world.is_leader:
+            _log.warning(
+                "client %d leaves after SIGTERM, in epoch %d after batch %d; it goes on from there "
+                "when it is started again",
+                self._world.client, self.epoch, self.batch,
+            )  # fmt: skip
+        raise SystemExit(_TERMINATED)
+
+    def save(self) -> str:
+        """Save a checkpoint and return its path; collective in the client, waits.
+
+        It completes the client's exchange in flight, and seeds MXNet's random numbers anew with a
+        number drawn from them, since their state cannot be read.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: it cannot be written, or in the background the last one
+            could not; the optimizer keeps what a file does not hold.
+        CollectiveError, CenterError
+            On all ranks of the client.
+        """
+        self.wait()
+        states = self._trainer._collect_states()
+        said = self._world.allgather([self._of_this_rank(), network.own_statistics(self._net)])
+        path = self._store.save(lambda: self._checkpoint(states, said))
+        self._saved_at, self._steps_since = time.monotonic(), 0
+        return path
+
+    def _of_this_rank(self) -> Dict[str, Any]:
+        mxnet = random_states.renew_mxnet()
+        now = random_states.read()
+        return {"now": now, "start": self._start, "mxnet": mxnet, "batch": self.batch}
+
+    def _checkpoint(self, states: Optional[States], said: List[Any]) -> Checkpoint:
+        assert states is not None, "the leader has them"
+        return Checkpoint(
+            epoch=self.epoch,
+            batch=max(own["batch"] for own, _ in said),
+            num_clients=self._world.num_clients,
+            size=self._world.size,
+            sampler_epoch=None if self._sampler is None else int(self._sampler.epoch),
+            parameters=network.collect(self._net),
+            statistics=[[network.statistics_array(d) for d in devices] for _, devices in said],
+            ranks=[
+                {**own, "now": in_arrays(own["now"]), "start": in_arrays(own["start"])}
+                for own, _ in said
+            ],
+            states=states,
+        )
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is written; collective in the client.
+
+        Raises
+        ------
+        OSError
+            On all ranks of the client: it could not be written.
+        """
+        self._store.wait()
+
+    def load(self, path: Optional[str] = None) -> Optional[str]:
+        """Go on from a checkpoint and return its path; waits.
+
+        Collective in the client, and in the job where one MPI job is split.
+
+        Without a `path` it is the newest that is whole, and None where nothing was saved.
+        Networks and trainers of other numbers of clients, ranks and devices can take it. Where
+        clients or ranks are others than before, all take client 0's, an epoch that was begun
+        begins again, since the data are shared anew, and random numbers are the script's.
+
+        Parameters
+        ----------
+        path : str, optional
+            A file of `save`, readable on the leader.
+
+        Raises
+        ------
+        OSError, ValueError
+            On all ranks of the client: it cannot be read, is damaged or none; it is of another
+            network or optimizer, which is named; clients of a split job found different ones.
+            Network and trainer are as they were.
+        RuntimeError
+            Inside ``with trainer.center():``.
+        """
+        self.wait()
+        in_step = self._trainer.rule == "sgd" or self._world.settings.is_split
+        found = self._store.load(None if path is None else os.fspath(path), in_step)
+        checkpoint = None if found is None else self._checked(found)
+        self._check_clients(checkpoint)
+        self._loaded = True
+        if found is None or checkpoint is None:
+            return None
+        self._take(checkpoint, found)
+        return found.path
+
+    def _check_clients(self, checkpoint: Optional[Checkpoint]) -> None:
+        """In a split world clients that went on from other places would wait for each other."""
+
+        def compare() -> None:
+            mx.nd.waitall()  # leaders have one communicator for engine and main thread
+            place = checkpoint and [checkpoint.epoch, checkpoint.batch]
+            assert self._world.leaders is not None
+            places = self._world.leaders.allgather(place, "the places of all clients")
+            for client, other in enumerate(places):
+                if other != places[0]:
+                    raise ValueError(
+                        f"client 0 goes on from epoch and batch {places[0]}, client {client} from "
+                        f"{other}: give all clients one folder on a file system that they share"
+                    )
+
+        if self._world.settings.is_split:
+            on_leader(self._world, compare)
+
+    def _checked(self, found: Loaded) -> Checkpoint:
+        """The checkpoint, where it fits on every rank."""
+        path, fault, checkpoint = found.path, None, None
+        try:
+            checkpoint = read(found.data, path)
+            network.check(self._net, checkpoint, path)
+            check_states(checkpoint.states, self._trainer._optimizer, self._trainer._params, path)
+        except Exception as error:  # the others must not wait for this rank
+            fault = str(error) if isinstance(error, ValueError) else f"{path}: {error!r}"
+        faults = self._world.allgather(fault)
+        for rank, text in enumerate(faults):
+            if text is not None:
+                raise ValueError(text if faults[0] is not None else f"rank {rank}: {text}")
+        assert checkpoint is not None
+        return checkpoint
+
+    def _take(self, checkpoint: Checkpoint, found: Loaded) -> None:
+        me, own = self._world, found.own
+        network.put(self._net, checkpoint.parameters)
+        network.put_statistics(self._net, checkpoint.statistics, me.rank, me.size)
+        self._trainer._put_states(checkpoint.states, own=self._keeps_weights(own))
+        same = same_shares(checkpoint, me)
+        self.epoch, self.batch = checkpoint.epoch, 0
+        if self._sampler is not None and checkpoint.sampler_epoch is not None:
+            self._sampler.set_epoch(checkpoint.sampler_epoch)
+        if same:
+            self.batch = checkpoint.ranks[me.rank]["batch"]
+        if same and own:
+            self._resumed = resumed = checkpoint.ranks[me.rank]
+            random_states.put(resumed["now"])
+            random_states.seed_mxnet(resumed["mxnet"])
+        self._steps_since = 0
+        if me.is_leader:
+            again = "" if same or not checkpoint.batch else ", which begins again: others share it"
+            place = f"epoch {self.epoch}, batch {self.batch}{again}"
+            _log.info("client %d goes on from %s: %s", me.client, found.path, place)
+
+    def _keeps_weights(self, own: bool) -> bool:
+        """Whether the client comes with its weights, and client 0 with its center.
+
+        One that was started again while others trained on takes theirs.
+        """
+        settings = self._world.settings
+        restarted = settings.life > 0 and settings.num_servers > 0
+        return (own or self._world.client == 0) and not restarted
