@@ -7,6 +7,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .communicator import Communicator, Limits
 from .errors import TopologyError
+from .inquiry import Inquiry
 from .roll_call import RollCall
 from .settings import PREFIX, RANK_VARIABLES, Settings
 
@@ -166,19 +167,21 @@ def _communicator(
     member: str = "rank",
 ) -> Communicator:
     called = called or f"{member} {root.rank} of {root.size}"
-    peers = None
+    roll_call, peers, inquiry = RollCall.over(node, root.rank), None, None
     if len(nodes) > 1:
+        inquiry = Inquiry(root.Dup(), nodes, roll_call)
         everywhere = node.rank < min(map(len, nodes))
         across = root.Split(node.rank if everywhere else root.size, root.rank)
         if everywhere:
             peers = Communicator(across, limits=limits, called=called, member=member)
     return Communicator(
         root.Dup(),
-        RollCall.over(node, root.rank),
+        roll_call,
         limits,
         nodes=nodes,
         node=node.Dup(),
         peers=peers,
+        inquiry=inquiry,
         called=called,
         member=member,
     )
