@@ -38,7 +38,7 @@ class Inquiry:
         self._mpi, self._roll_call = mpi, roll_call
         self._others = [list(ranks) for ranks in nodes if mpi.rank not in ranks]
         self._machine_of = {rank: list(ranks) for ranks in nodes for rank in ranks}
-        self._entered = {rank: 0 for rank in self._machine_of}
+        self._entered = dict.fromkeys(self._machine_of, 0)
         self._heard: Dict[int, float] = {}  # of each rank's machine, when
         self._owing: Set[int] = set()  # who was asked and has not answered yet
         self._sends: List[Tuple[Any, np.ndarray]] = []

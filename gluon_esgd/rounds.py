@@ -15,6 +15,8 @@ from .topology import World
 
 __all__ = ["ClientRounds"]
 
+_WORD = 16  # bytes of a client's learning rate and weight decay, each in a float
+
 
 class ClientRounds:
     """The synchronous rounds of one trainer over all clients of the job.
@@ -30,6 +32,7 @@ class ClientRounds:
 
     def __init__(self, world: World, link: Optional[Link], name: str) -> None:
         self._world, self._link, self._name = world, link, name
+        self.num_clients = world.num_clients
         self._spans: List[Tuple[int, int]] = []
         self._gradients: Optional[Box] = None
         self._weights: Optional[Box] = None
@@ -90,15 +93,16 @@ class ClientRounds:
         if self._gradients is not None:
             self._closed_bytes += self._gradients.bytes_moved
             self._gradients.close()
-        ends = np.cumsum(buckets).tolist()
-        self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
+        words = self.num_clients * _WORD  # behind the buckets, see `gather`
+        ends = np.cumsum([*buckets, words]).tolist()
+        self._spans = [(end - n, end) for n, end in zip([*buckets, words], ends)]
         self._laid += 1
         parts = [(n, True) for n in buckets]
         if self._link.compression is not None:  # half floats do not hold counts of samples
             parts = [part for n in buckets for part in ((n - TAIL, False), (TAIL, True))]
-        chunks, exact = chunks_of(parts, self._link.num_servers)
+        chunks, exact = chunks_of([*parts, (words, True)], self._link.num_servers)
         self._gradients = self._link.attach(
-            f"{self._name}.gradients{self._laid}", buckets, chunks, {}, exact
+            f"{self._name}.gradients{self._laid}", [*buckets, words], chunks, {}, exact
         )
 
     def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
@@ -108,6 +112,21 @@ class ClientRounds:
         self._gradients.x[start:stop] = buffer
         self._gradients.reduce(start, stop)
         buffer[:] = self._gradients.x[start:stop]
+
+    def gather(self, rates: Sequence[float]) -> List[List[float]]:
+        """Return the two `rates` of each client, exactly; leaders only, waits.
+
+        Each client writes the bytes of its own where the others have zeros, and all are summed.
+        """
+        assert self._gradients is not None
+        start, stop = self._spans[-1]
+        words = self._gradients.x[start:stop]
+        words[:] = 0
+        own = self._world.client * _WORD
+        words[own : own + _WORD] = np.array(rates, np.float64).view(np.uint8)
+        self._gradients.reduce(start, stop)
+        by_client = words.astype(np.uint8).view(np.float64).reshape(self.num_clients, 2)
+        return [[float(rate) for rate in rates] for rates in by_client]
 
     def mean_statistics(self, weights: Weights) -> mx.nd.NDArray:
         """Return this client's weights, flat, with running statistics meaned over the job.
