@@ -45,7 +45,7 @@ class Between(Protocol):
 
     num_clients: int
 
-    def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
+    def sum_bucket(self, number: int, buffer: np.ndarray, what: str) -> None:
         """Sum bucket `number` over the clients, in place; in the engine, on the leader."""
 
     def gather(self, rates: Sequence[float]) -> List[List[float]]:
@@ -273,14 +273,14 @@ class GradientReducer:
         With an error too: the mark tells the other clients, who would wait in vain.
         """
         assert isinstance(job.bucket, Bucket) and self.between is not None  # see _may_use_gpus
-        buffer, failure = job.bucket.buffer, None
+        buffer, failure, what = job.bucket.buffer, None, f"the sum over clients of {job}"
         if self._comm.rank == 0:
             buffer[ERRORS] = _FAILED if cause is not None else float(not all_joined)
             try:
-                self.between.sum_bucket(job.bucket.number, buffer)
+                self.between.sum_bucket(job.bucket.number, buffer, what)
             except Exception as error:
                 buffer[ERRORS], failure = _FAILED, str(error)
-        self._spreads[job.bucket.number](f"the sum over clients of {job}")
+        self._spreads[job.bucket.number](what)
         divide_by_weight(buffer)
         if cause is None and not buffer[ERRORS] < _FAILED:
             failure = self._comm.allgather(failure, f"the errors of {job.bucket}")[0]

@@ -11,12 +11,12 @@ from .inquiry import Inquiry
 from .roll_call import RollCall
 from .settings import PREFIX, RANK_VARIABLES, Settings
 
-__all__ = ["Ranks", "check_split", "divide", "initialized", "mismatch", "under_mpi"]
+__all__ = ["PATIENCE", "Ranks", "check_split", "divide", "initialized", "mismatch", "under_mpi"]
 
 # For other clients, where the environment sets no limit.
 _CLIENTS_LIMIT_S = 600.0
-# Leaders give up a little before the ranks behind them, who then hear which client is missing.
-_PATIENCE = 0.9
+#: Leaders give up a little before the ranks behind them, who then hear which client is missing.
+PATIENCE = 0.9
 
 
 class Ranks(NamedTuple):
@@ -153,7 +153,7 @@ def _pair(
 
 def _of_leaders(root: Any, node: Any, settings: Settings) -> Communicator:
     """One for both threads: the main thread comes to it only when the engine is done."""
-    limit_s = _PATIENCE * (settings.stall_abort_s or _CLIENTS_LIMIT_S)
+    limit_s = PATIENCE * (settings.stall_abort_s or _CLIENTS_LIMIT_S)
     limits = Limits(min(settings.stall_warning_s, limit_s), limit_s, settings.wait == "spin")
     return _communicator(root, node, _nodes(root, node), limits, member="client")
 

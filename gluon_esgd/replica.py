@@ -131,7 +131,8 @@ class Replica:
         world = self._world
         if world.size == 1:
             return False
-        digests = world.allgather(digest(self._params))
+        what = f"the check of weights, step {self._step}"
+        digests = world.allgather(digest(self._params), what)
         others = [r for r, d in enumerate(digests) if d != digests[0]]
         if others:
             if world.is_leader:
@@ -181,7 +182,8 @@ class Replica:
             self._round_lengths = lengths
             self._job.lane.wait()
             if lengths:
-                self._world.on_leader(lambda: self._rounds.lay(lengths))
+                what = f"the places of gradients, step {self._step + 1}"
+                self._world.on_leader(lambda: self._rounds.lay(lengths), what)
         return reducer
 
     def reduce(self, samples: float, ignore_stale_grad: bool) -> bool:
@@ -286,7 +288,7 @@ class Replica:
         """What is fresh on any rank is updated on all; waits."""
         self._ignored_stale = True
         what = f"ignore_stale_grad of step {self._step + 1}"
-        everywhere = set(stale).intersection(*self._world.control.allgather(stale, what))
+        everywhere = set(stale).intersection(*self._world.allgather(stale, what))
         for i in set(stale) - everywhere:
             for data in self._reduced[i].list_data():
                 data._fresh_grad = True

@@ -52,7 +52,8 @@ class ClientRounds:
         bool
             Whether this client's weights were replaced.
         """
-        self._world.on_leader(lambda: self._open(weights, contract))
+        what = f"the start of '{self._name}'"
+        self._world.on_leader(lambda: self._open(weights, contract), what)
         return self.seed(weights)
 
     def _open(self, weights: Weights, contract: Dict[str, int]) -> None:
@@ -76,7 +77,7 @@ class ClientRounds:
         """
         flat = weights.flat()
         host = view(flat)[: weights.size]
-        self._world.on_leader(lambda: self._seed(host))
+        self._world.on_leader(lambda: self._seed(host), f"the seed of '{self._name}'")
         return take_from_leader(self._world, weights, flat)
 
     def _seed(self, host: np.ndarray) -> None:
@@ -105,12 +106,13 @@ class ClientRounds:
             f"{self._name}.gradients{self._laid}", [*buckets, words], chunks, {}, exact
         )
 
-    def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
-        """Sum bucket `number` over all clients, in place; leaders only, waits."""
+    def sum_bucket(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Sum bucket `number`, `what` in messages, over all clients, in place; leaders, waits."""
         assert self._gradients is not None
         start, stop = self._spans[number]
         self._gradients.x[start:stop] = buffer
-        self._gradients.reduce(start, stop)
+        with self._world.reported(what):
+            self._gradients.reduce(start, stop)
         buffer[:] = self._gradients.x[start:stop]
 
     def gather(self, rates: Sequence[float]) -> List[List[float]]:
@@ -139,7 +141,10 @@ class ClientRounds:
             return flat
         allreduce(statistics, self._world.control, what="the mean of running statistics")
         if self._world.num_clients > 1:
-            self._world.on_leader(lambda: self._sum_clients(statistics, weights.num_moved))
+            self._world.on_leader(
+                lambda: self._sum_clients(statistics, weights.num_moved),
+                "the sum of running statistics over clients",
+            )
             self._world.control.broadcast(statistics, "the broadcast of running statistics")
         np.divide(statistics, np.float32(self._world.num_workers), out=statistics)
         return flat
