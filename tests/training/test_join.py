@@ -146,6 +146,42 @@ def test_gradients_that_add_up_are_zero_after_a_join(pools: Pools) -> None:
     assert all(left == [0] * len(left) for _, left in results)
 
 
+def _with_a_loss_scale() -> Tuple[str, np.ndarray, float]:
+    """As amp.init_trainer does; the scale doubles after every second update."""
+    from mxnet.contrib import amp
+    from mxnet.contrib.amp.loss_scaler import LossScaler
+
+    from gluon_esgd import world
+
+    me, net = world(), network()
+    trainer = make_trainer(net)
+    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale
+    trainer._amp_loss_scaler._scale_seq_len = 2
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for x, y in zip(*batches(7 if me.rank == 1 else 2)):
+        with autograd.record():
+            loss = loss_of(net(mx.nd.array(x)), mx.nd.array(y))
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(len(x))
+    trainer.join()
+    scale = float(trainer._amp_loss_scaler.loss_scale)
+    trainer.finish()
+    return digest(net), flat(net), scale
+
+
+@pytest.mark.mpi
+def test_a_rank_that_has_joined_follows_the_loss_scale(pools: Pools) -> None:
+    results = pools.get(Shape(3)).run(_with_a_loss_scale)
+    assert len({said for said, _, _ in results}) == 1, "replicas differ"
+    assert len({scale for _, _, scale in results}) == 1 and results[0][2] > 2.0**17
+    net = network()
+    trainer = make_trainer(net)
+    for x, y in zip(*batches(7)):  # all ranks have the same batches
+        train_step(net, trainer, x, y)
+    np.testing.assert_allclose(results[0][1], flat(net), atol=2e-6)
+
+
 def _refused_here() -> List[str]:
     """What join() refuses on each rank, before it has met anybody."""
     said = []
