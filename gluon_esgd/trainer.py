@@ -333,16 +333,9 @@ class ElasticTrainer(gluon.Trainer):
             self._optimizer.rescale_grad = self._scale
             replica.before_update()
             self._update()
-            self._zero_what_adds_up()
             self._after_update(start)
             made += 1
         return made
-
-    def _zero_what_adds_up(self) -> None:
-        """For a script that is not here to do it after each update."""
-        for param in self._params:
-            if param.grad_req == "add":
-                param.zero_grad()
 
     def _count(self, batch_size: float) -> None:
         self._check_outside_center("training on")
