@@ -23,7 +23,6 @@ __all__ = ["ERRORS", "SAMPLES", "Bucket", "Layout", "Packing", "lay", "title"]
 SAMPLES, ERRORS = -TAIL, -1  # behind the gradients: the rank's sample count, and its mark
 
 _ALIGNED_BYTES = 64  # a cache line, so that no two gradients share one
-_NAMED = 3  # parameters that an error message names
 # Attribute of a parameter: a reference to the bucket in which its gradient lives.
 _HOME = "_gluon_esgd_home"
 _MARK = -(2.0**-100)  # left where a gradient has moved away: who writes there still?
@@ -57,8 +56,8 @@ def lay(params: Sequence[Parameter], bucket_bytes: int) -> List[Layout]:
 def title(number: int, params: Sequence[Parameter]) -> str:
     """Return how messages call bucket `number`, of the gradients of `params`."""
     names = [p.name for p in params]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"gradient bucket {number} ({', '.join(names[:_NAMED])}{more})"
+    which = f"{names[0]} to {names[-1]}, {len(names)} parameters"
+    return f"gradient bucket {number} ({names[0] if len(names) == 1 else which})"
 
 
 class _Slot:

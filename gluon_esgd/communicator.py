@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from .errors import CollectiveError, StallError
+from .inquiry import Inquiry
 from .roll_call import RollCall
 
 __all__ = ["Communicator", "Limits", "movable", "wait_until"]
@@ -27,7 +28,9 @@ _POLLS = 10  # so often a rank looks for others at a meeting point before it yie
 _SPIN_S = 100e-6  # about one hand-over between cores; a sleep costs as much
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 500e-6
 _LOOK_EVERY_S = 0.2  # how often a waiting rank looks whether another one has left
+_ASK_AHEAD_S = 1.0  # before a report ranks of other machines have so long to answer
 
+_HINT = "; a rank that runs out of batches before the others calls trainer.join()"
 
 # There other cores see the stores of one in their order; elsewhere MPI has to see to it.
 _STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
@@ -37,8 +40,8 @@ _STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
 class Limits:
     """How ranks wait.
 
-    A wait is reported after `warning_s` and ends the job after `abort_s` seconds (None: never).
-    With `spin` it never gives up its core.
+    A wait is reported after `warning_s`, again whenever it has lasted twice as long, and ends the
+    job after `abort_s` seconds (None: never). With `spin` it never gives up its core.
     """
 
     warning_s: float = 60.0
@@ -47,7 +50,10 @@ class Limits:
 
 
 def wait_until(
-    done: Callable[[], Any], limits: Limits, report: Callable[[], str], look: Callable[[], None]
+    done: Callable[[], Any],
+    limits: Limits,
+    report: Callable[[], str],
+    look: Callable[[bool], None],
 ) -> None:
     """Call `done` until it is true: at once, then yielding the core, then with short sleeps.
 
@@ -56,11 +62,13 @@ def wait_until(
     done : callable
         Asked again and again; it must not block.
     limits : Limits
-        After ``warning_s`` `report` is logged once, after ``abort_s`` raised.
+        After ``warning_s``, and whenever that time has doubled, `report` is logged; after
+        ``abort_s`` it is raised.
     report : callable
         Says what is waited for and who is missing.
     look : callable
-        Called a few times a second; raises where waiting on is useless.
+        Called a few times a second, with whether a report will follow soon; raises where waiting
+        on is useless.
 
     Raises
     ------
@@ -68,20 +76,22 @@ def wait_until(
         On this rank, after ``abort_s``.
     """
     start = time.monotonic()
-    sleep_s, looked, warned = _FIRST_SLEEP_S, start, False
+    end_s = float("inf") if limits.abort_s is None else limits.abort_s
+    sleep_s, looked, warn_s = _FIRST_SLEEP_S, start, limits.warning_s
     while not done():
         now = time.monotonic()
-        if not limits.spin and now - start < _SPIN_S:
+        waited = now - start
+        if not limits.spin and waited < _SPIN_S:
             os.sched_yield()
             continue
         if now - looked > _LOOK_EVERY_S:
             looked = now
-            look()
-            if limits.abort_s is not None and now - start > limits.abort_s:
-                raise StallError(f"{report()}; gave up after {now - start:.0f} s")
-            if not warned and now - start > limits.warning_s:
-                warned = True
-                _log.warning("%s; waited %.0f s so far", report(), now - start)
+            look(waited > min(warn_s, end_s) - _ASK_AHEAD_S)
+            if waited > end_s:
+                raise StallError(f"{report()}; gave up after {waited:.0f} s")
+            if waited > warn_s:
+                warn_s = 2 * waited
+                _log.warning("%s; waited %.0f s so far", report(), waited)
         if limits.spin:
             continue
         time.sleep(sleep_s)
@@ -125,6 +135,7 @@ class Communicator:
         nodes: Optional[Sequence[Sequence[int]]] = None,
         node: Any = None,
         peers: Optional[Communicator] = None,
+        inquiry: Optional[Inquiry] = None,
         called: Optional[str] = None,
         member: str = "rank",
     ) -> None:
@@ -146,8 +157,11 @@ class Communicator:
         self.beside: Optional[Communicator] = None
         self.idle: Callable[[], bool] = lambda: False
         self._abandoned: List[Any] = []
-        self._roll_call = roll_call
+        self._roll_call, self._inquiry = roll_call, inquiry
         self._node = node
+        self._whole: Communicator = self  # of which this one is a part
+        if peers is not None:
+            peers._whole = self
 
     def enter(self, what: str) -> None:
         """Note in the roll call that this rank has come to its next collective, `what`.
@@ -168,6 +182,8 @@ class Communicator:
         """Tell waiting ranks of this node that this one is at its end (not collective)."""
         if self._roll_call is not None:
             self._roll_call.leave()
+        if self._inquiry is not None and self.mpi:
+            self._inquiry.attend()  # so that no message stays behind
 
     def wait(self, requests: Sequence[Any], what: str, *, under_way: Sequence[Any] = ()) -> None:
         """Wait for MPI `requests` of the collective `what`, within the limits.
@@ -191,7 +207,10 @@ class Communicator:
     def wait_for(self, done: Callable[[], Any], what: str) -> None:
         """Ask `done` until it is true, within the limits; it belongs to the collective `what`."""
         try:
-            wait_until(done, self.limits, lambda: self._report(what), lambda: self._look(what))
+            whole = self._whole
+            wait_until(
+                done, self.limits, lambda: whole._report(what), lambda soon: whole._look(what, soon)
+            )
         except BaseException:
             self.broken = True
             raise
@@ -221,14 +240,22 @@ class Communicator:
         self.wait_for(roll_call.together, what)
 
     def _report(self, what: str) -> str:
-        present, missing = f"{self.called} waits in {what}", []
-        if self._roll_call is not None:
-            missing = self._roll_call.missing()
-        if missing:
-            return f"{present}; on this node {self._member}(s) {missing} have not come to it"
-        if self._roll_call is None or len(self._roll_call) < self.size:
-            return f"{present}; a {self._member} of another node has not come to it"
-        return f"{present}; all have come to it"
+        present = f"{self.called} waits in {what}"
+        missing: List[int] = [] if self._roll_call is None else self._roll_call.missing()
+        elsewhere: List[int] = []
+        silent: List[int] = []
+        if self._roll_call is not None and self._inquiry is not None:
+            elsewhere, silent = self._inquiry.missing(self._roll_call.entered)
+        said = [
+            f"{where} {self._member}(s) {ranks} {how}"
+            for where, ranks, how in (
+                ("on this node", missing, "have not come to it"),
+                ("on other nodes", elsewhere, "have not come to it"),
+                ("on other nodes", silent, "do not answer"),
+            )
+            if ranks
+        ]
+        return "; ".join([present, *(said or ["all have come to it"])])
 
     def check_same(self, what: str) -> None:
         """Raise when a rank of this node has come to another collective here than `what`.
@@ -248,14 +275,19 @@ class Communicator:
                 "must make the same calls in the same order (step, center, finish, ...)"
             )
 
-    def _look(self, what: str) -> None:
+    def _look(self, what: str, soon: bool = False) -> None:
         self.check_same(what)
         if self._roll_call is None:
             return
+        if self._inquiry is not None:
+            self._inquiry.attend()
+            if soon:
+                self._inquiry.ask()
         gone = self._roll_call.gone()
         if gone:
+            hint = _HINT if self._member == "rank" else ""
             raise CollectiveError(
-                f"{self.called} waits in {what}, but {self._member}(s) {gone} have left"
+                f"{self.called} waits in {what}, but {self._member}(s) {gone} have left{hint}"
             )
         beside = self.beside._roll_call if self.beside is not None else None
         if beside is not None:

@@ -7,6 +7,7 @@ the engine, so replicas stay equal to the bit and ``step()`` does not wait.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import Optional, Tuple
@@ -64,6 +65,7 @@ class CenterExchange:
         self._counters = counters
         self._mailbox: Optional[Box] = None
         self._apply_at: Optional[int] = None
+        self._step = 0  # the last one made
         self._status = _DONE  # of the last application; set in the engine, read after a wait
         self._skipped = self._told_skip = self._joined = False
         self._clients = world.num_clients
@@ -98,12 +100,16 @@ class CenterExchange:
         self._weights = weights
         self._flat = weights.flat()
         self._host = view(self._flat)[: weights.size]
-        self._world.on_leader(lambda: self._seed(contract, resumed))
+        self._world.on_leader(lambda: self._seed(contract, resumed), self._what("the start"))
         joined = self._world.broadcast(self._joined)
         self._started, self._resumed = True, None
         if resumed is not None and not joined:
             return False
         return take_from_leader(self._world, weights, self._flat)
+
+    def _what(self, doing: str) -> str:
+        """How messages call a wait for the center."""
+        return f"{doing} of '{self._name}', step {self._step}"
 
     def _seed(self, contract: dict, resumed: Optional[Position]) -> None:
         assert self._link is not None
@@ -136,11 +142,12 @@ class CenterExchange:
         if self._started:
             self.flush(drop=True)
         self._started, self._interval.last = False, position.last_due
+        self._step = position.step
         self._resumed = position if own else None
 
     def after_update(self, step: int) -> None:
         """Apply what is back and start what is due after update `step`; pushes, does not wait."""
-        due = self._interval.due(step)
+        due, self._step = self._interval.due(step), step
         if self._apply_at is not None and (due or step >= self._apply_at):
             self._push_application()
         if not due:
@@ -153,23 +160,27 @@ class CenterExchange:
     def _push_snapshot(self, wait_s: float = 0.0) -> None:
         self._weights.copy_to(self._flat)
         self._kinds = kinds = self._weights.kinds()
-        self._lane.push(lambda: self._start(kinds, wait_s), "center snapshot", writes=[self._flat])
+        what = self._what("the exchange")
+        start = functools.partial(self._start, kinds, wait_s, what)
+        self._lane.push(start, "center snapshot", writes=[self._flat])
 
-    def _start(self, kinds: np.ndarray, wait_s: float) -> None:
+    def _start(self, kinds: np.ndarray, wait_s: float, what: str) -> None:
         """In the engine: average the running statistics, hand the snapshot to the agent.
 
         Where servers are just being replaced it waits for them for `wait_s`.
         """
         statistics = self._host[self._weights.num_moved :]
         if self._world.size > 1 and statistics.size:
-            what = "the mean of running statistics"
-            allreduce(statistics, self._world.comm, op="mean", what=what)
+            means = f"the mean of running statistics in {what}"
+            allreduce(statistics, self._world.comm, op="mean", what=means)
         if self._mailbox is None or self._mailbox.in_flight:
             return  # not the leader, or one is late: that one is collected next
         self._mailbox.x[:] = self._host
         try:
-            rule, alpha = self._policy.rule, self._alpha()
-            self._skipped = not self._mailbox.start_exchange(rule, alpha, kinds, wait_s)
+            with self._world.reported(what):  # in a split world it waits
+                self._skipped = not self._mailbox.start_exchange(
+                    self._policy.rule, self._alpha(), kinds, wait_s
+                )
         except Exception as error:
             self._failure = error  # said to all ranks where they expect the exchange
 
@@ -189,11 +200,13 @@ class CenterExchange:
 
     def _push_application(self, limit_s: Optional[float] = None, drop: bool = False) -> None:
         self._apply_at = None
-        self._lane.push(lambda: self._collect(limit_s), "center application", writes=[self._flat])
+        what = self._what("the application of an exchange")
+        collect = functools.partial(self._collect, limit_s, what)
+        self._lane.push(collect, "center application", writes=[self._flat])
         if not drop:
             self._weights.add(self._flat, self._kinds)
 
-    def _collect(self, limit_s: Optional[float]) -> None:
+    def _collect(self, limit_s: Optional[float], what: str) -> None:
         """In the engine: the leader's exchange, if it is back, into `_flat` on every rank.
 
         Unless `limit_s` is given a step waits for it once, and no more when it was late.
@@ -202,9 +215,10 @@ class CenterExchange:
             limit_s = 0.0 if self._late else self._world.settings.center_wait_s
         status, text = np.array([_LATE]), ""
         if self._mailbox is not None:
-            status[0], text = self._fetch(self._mailbox, limit_s)
+            with self._world.reported(what):
+                status[0], text = self._fetch(self._mailbox, limit_s)
         comm = self._world.comm
-        comm.broadcast(status, "the status of an exchange")
+        comm.broadcast(status, what)
         if status[0] == _FAILED:
             raise CenterError(comm.allgather(text, "the error of an exchange")[0])
         self._status = int(status[0])
@@ -282,7 +296,7 @@ class CenterExchange:
         if not self._started:
             return self._resumed or Position(step, self._interval.last)
         self.flush()
-        self._world.on_leader(lambda: self._pull(sync=False))
+        self._world.on_leader(lambda: self._pull(sync=False), self._what("the center"))
         position = Position(step, self._interval.last)
         if self._mailbox is not None:
             position.center = Array(self._host.copy(), "numpy")
@@ -321,7 +335,7 @@ class CenterExchange:
             All clients of the job get the same version; collective in the job.
         """
         self.flush()
-        self._world.on_leader(lambda: self._pull(sync))
+        self._world.on_leader(lambda: self._pull(sync), self._what(f"the center (sync={sync})"))
         self._world.control.broadcast(self._host, "the broadcast of the center")
         return self._flat.copy()
 
@@ -340,7 +354,7 @@ class CenterExchange:
     def reset(self) -> None:
         """Set the center, and all clients, to client 0's weights; collective in the job, waits."""
         self.flush(drop=True)
-        self._world.on_leader(self._seed_again)
+        self._world.on_leader(self._seed_again, self._what("reset_center()"))
         take_from_leader(self._world, self._weights, self._flat)
 
     def _seed_again(self) -> None:

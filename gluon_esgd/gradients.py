@@ -7,9 +7,10 @@ rank with a local error still comes to its collective, and nobody waits for it.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -25,10 +26,30 @@ from .engine import Lane
 from .errors import CollectiveError
 from .settings import Settings
 
-__all__ = ["GradientReducer"]
+__all__ = ["JOIN", "PAIR", "STEP", "GradientReducer"]
+
+# What a rank that brings gradients is doing.
+STEP, PAIR, JOIN = "step()", "allreduce_grads()", "join()"
 
 _ERROR = float(1 << 20)  # far from what other marks add up to
+_FAILED = 4096.0  # between clients, above their number; half floats hold a few of them
+_CANNOT_FOLLOW = (
+    "{} have called join(), and cannot follow what others do between allreduce_grads() and "
+    "update(): use step(), or give all ranks equally many batches"
+)
 _KINDS_OF_RATES = 1021  # a prime; marks are whole numbers that float32 adds up exactly
+
+
+class Between(Protocol):
+    """Other clients, with whom gradients are summed (rule ``sgd``); see `ClientRounds`."""
+
+    num_clients: int
+
+    def sum_bucket(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Sum bucket `number` over the clients, in place; in the engine, on the leader."""
+
+    def gather(self, rates: Sequence[float]) -> List[List[float]]:
+        """Return the two `rates` of each client; in the engine, on the leader."""
 
 
 class GradientReducer:
@@ -43,9 +64,8 @@ class GradientReducer:
     counters : Counters
     settings : Settings
         Its algorithm, bucket_bytes and compression.
-    between : callable, optional
-        ``between(number, buffer)`` sums bucket `number` over the clients, in
-        place; called in the engine on the leader (rule ``sgd``).
+    between : Between, optional
+        With several clients under rule ``sgd``.
     """
 
     def __init__(
@@ -55,7 +75,7 @@ class GradientReducer:
         lane: Lane,
         counters: Counters,
         settings: Settings,
-        between: Optional[Callable[[int, np.ndarray], None]] = None,
+        between: Optional[Between] = None,
     ) -> None:
         self._params = list(params)
         self._comm, self._lane, self._counters = comm, lane, counters
@@ -68,6 +88,9 @@ class GradientReducer:
         self._buckets: Sequence[Union[Bucket, DeviceBucket]] = []
         self._plans: List[Plan] = []
         self._spreads: List[Plan] = []  # broadcasts of what came from other clients
+        #: Set in the engine, on a rank that has joined: whether all have, and the rates of others.
+        self.all_joined = False
+        self.rates_of_others: Sequence[float] = ()
 
     @property
     def needed(self) -> bool:
@@ -102,6 +125,7 @@ class GradientReducer:
         stale: Sequence[int] = (),
         error: Optional[str] = None,
         rates: Sequence[float] = (),
+        doing: str = STEP,
     ) -> None:
         """Push the collectives of one step; collective over the client's ranks.
 
@@ -119,14 +143,17 @@ class GradientReducer:
         error : str, optional
             A local error: it is raised on every rank, and gradients are of no use any more.
         rates : sequence of float
-            Learning rate and the like, which all ranks must have alike or their weights part.
+            Learning rate and the like, which all ranks must have alike or their weights part; a
+            rank that has joined takes them from the others.
+        doing : {STEP, PAIR, JOIN}
         """
         absent = {self._params[i].name for i in stale}
         if weight == 0 or error is not None:
             absent = {p.name for p in self._params}
         for bucket, plan_ in zip(self._buckets, self._plans):
             bucket.stage()
-            job = _Reduction(bucket, plan_, bucket.packing(absent), weight, error, step, rates)
+            packing = bucket.packing(absent)
+            job = _Reduction(bucket, plan_, packing, weight, error, step, rates, doing)
             run = functools.partial(self._run, job)
             self._lane.push(run, f"allreduce {bucket}", writes=bucket.arrays)
             bucket.unstage()
@@ -192,48 +219,100 @@ class GradientReducer:
         start, bucket, error = time.perf_counter(), job.bucket, job.error
         try:
             job.pack()
-        except Exception as cause:
-            error = f"packing failed: {cause!r}"
+        except Exception as failure:
+            error = f"packing failed: {failure!r}"
         bucket.set_tail(job.weight, self._mark(job, error))
         job.plan(str(job))
+        cause, all_joined = self._hear(job, error) if bucket.errors() else (None, False)
         if self.between is not None:
-            error = self._sum_clients(job, error)
-        if bucket.errors():
-            self._raise_everywhere(job, error)
+            cause, all_joined = self._sum_clients(job, cause, all_joined)
+        if cause is not None:
+            raise CollectiveError(f"{job}, seen by rank {self._comm.rank}: {cause}")
+        if bucket.number == 0:
+            self.all_joined = all_joined
         job.packing.unpack()
         self._counters.collective_bytes += sum(vector.nbytes for vector in bucket.vectors)
         self._counters.collective_s += time.perf_counter() - start
 
     def _mark(self, job: _Reduction, error: Optional[str]) -> float:
-        """What the ranks' marks add up to is 0 where no rank has an error and rates are alike."""
+        """What the ranks' marks add up to is 0 where all train without error, with rates alike."""
+        # The first bucket is enough to tell that this rank has joined.
+        speaks = error is not None or (job.doing == JOIN and job.bucket.number == 0)
         if job.bucket.vectors[0].dtype == np.float16:  # which holds no large whole numbers
-            return float(error is not None)
-        if error is not None:
+            return float(speaks)
+        if speaks:
             return _ERROR
         kind = hash(tuple(job.rates)) % _KINDS_OF_RATES
         return kind * (self._comm.size - 1) if self._comm.rank == 0 else -kind
 
-    def _sum_clients(self, job: _Reduction, error: Optional[str]) -> Optional[str]:
-        # With an error too: the mark tells the other clients, who would wait in vain.
-        assert isinstance(job.bucket, Bucket)  # see _may_use_gpus
-        buffer = job.bucket.buffer
+    def _hear(self, job: _Reduction, error: Optional[str]) -> Tuple[Optional[str], bool]:
+        """What is wrong on some rank of the client, and whether all of them have joined."""
+        mine = [error, list(job.rates), job.doing]
+        gathered = self._comm.allgather(mine, f"the errors of {job.bucket}")
+        said = [f"rank {r}: {text}" for r, (text, _, _) in enumerate(gathered) if text is not None]
+        if said:
+            return "; ".join(said), False
+        training = {r: rates for r, (_, rates, doing) in enumerate(gathered) if doing != JOIN}
+        if not training:
+            return None, True
+        first, *others = training.values()
+        if any(rates != first for rates in others):
+            got = list(training.values())
+            return f"learning rate and wd must be the same on all ranks, got {got} by rank", False
+        self.rates_of_others = first
+        joined = [r for r in range(self._comm.size) if r not in training]
+        if joined and any(doing == PAIR for _, _, doing in gathered):
+            return _CANNOT_FOLLOW.format(f"rank(s) {joined}"), False
+        return None, False
+
+    def _sum_clients(
+        self, job: _Reduction, cause: Optional[str], all_joined: bool
+    ) -> Tuple[Optional[str], bool]:
+        """Sum over the clients, and say the same of all of them.
+
+        With an error too: the mark tells the other clients, who would wait in vain.
+        """
+        assert isinstance(job.bucket, Bucket) and self.between is not None  # see _may_use_gpus
+        buffer, failure, what = job.bucket.buffer, None, f"the sum over clients of {job}"
+        if self._comm.rank == 0:
+            buffer[ERRORS] = _FAILED if cause is not None else float(not all_joined)
+            try:
+                self.between.sum_bucket(job.bucket.number, buffer, what)
+            except Exception as error:
+                buffer[ERRORS], failure = _FAILED, str(error)
+        self._spreads[job.bucket.number](what)
+        divide_by_weight(buffer)
+        if cause is None and not buffer[ERRORS] < _FAILED:
+            failure = self._comm.allgather(failure, f"the errors of {job.bucket}")[0]
+            cause = "a rank of another client has the cause in its log"
+            cause = cause if failure is None else f"rank 0: {failure}"
+        training = float(buffer[ERRORS])  # how many clients
+        if cause is None and job.bucket.number == 0 and 0 < training < self.between.num_clients:
+            cause = self._hear_clients(job, self.between, all_joined)
+        return cause, training == 0
+
+    def _hear_clients(self, job: _Reduction, between: Between, joined: bool) -> Optional[str]:
+        """Where all ranks of a client have joined: let it know the rates of the others."""
+        said: List[Any] = [None, None]
         if self._comm.rank == 0:
             try:
-                self.between(job.bucket.number, buffer)  # type: ignore[misc]
-            except Exception as cause:
-                buffer[ERRORS], error = 1, str(cause)
-        self._spreads[job.bucket.number](str(job))
-        divide_by_weight(buffer)
-        return error
+                said[0] = between.gather(self._word(job, joined))
+            except Exception as error:
+                said[1] = f"rank 0: {error}"
+        by_client, failure = self._comm.allgather(said, f"the rates of clients in {job}")[0]
+        if failure is not None:
+            return str(failure)
+        if any(math.isinf(rates[0]) for rates in by_client):
+            return _CANNOT_FOLLOW.format("all ranks of a client")
+        training = (rates for rates in by_client if not math.isnan(rates[0]))
+        self.rates_of_others = next(training, ())
+        return None
 
-    def _raise_everywhere(self, job: _Reduction, error: Optional[str]) -> None:
-        gathered = self._comm.allgather([error, list(job.rates)], f"the errors of {job.bucket}")
-        said = [f"rank {r}: {text}" for r, (text, _) in enumerate(gathered) if text is not None]
-        rates = [theirs for _, theirs in gathered]
-        if not said and any(theirs != rates[0] for theirs in rates):
-            said = [f"learning rate and wd must be the same on all ranks, got {rates} by rank"]
-        cause = "; ".join(said) or "a rank of another client has the cause in its log"
-        raise CollectiveError(f"{job}, seen by rank {self._comm.rank}: {cause}")
+    def _word(self, job: _Reduction, joined: bool) -> Sequence[float]:
+        """What the leader tells other clients: the rates of its own, if they can be followed."""
+        if joined or job.doing == PAIR:
+            return [math.nan if joined else math.inf] * 2
+        return self.rates_of_others if job.doing == JOIN else job.rates
 
     def check_equal(self, value: Any, what: str) -> None:
         """Push a check that `value` is the same on all ranks; a later `check` raises."""
@@ -259,6 +338,7 @@ class _Reduction:
     error: Optional[str]
     step: int
     rates: Sequence[float]
+    doing: str
 
     def pack(self) -> None:
         """Fill the bucket but for its tail."""

@@ -13,6 +13,7 @@ from .center.given_up import close_given_up
 from .center.peers import PeerLink
 from .engine import Lane, lane
 from .errors import TopologyError
+from .mpi_job import PATIENCE
 from .policy import Policy
 from .topology import World, world
 
@@ -92,7 +93,7 @@ class Job:
             job_dir=settings.job_dir,
             start_timeout_s=settings.start_timeout_s,
             limit_s=settings.center_limit_s,
-            peers_limit_s=settings.stall_abort_s or _PEERS_LIMIT_S,
+            peers_limit_s=PATIENCE * (settings.stall_abort_s or _PEERS_LIMIT_S),
             outer=policy.outer,
             compression=policy.compression,
         )

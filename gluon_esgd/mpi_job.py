@@ -7,15 +7,16 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .communicator import Communicator, Limits
 from .errors import TopologyError
+from .inquiry import Inquiry
 from .roll_call import RollCall
 from .settings import PREFIX, RANK_VARIABLES, Settings
 
-__all__ = ["Ranks", "check_split", "divide", "initialized", "mismatch", "under_mpi"]
+__all__ = ["PATIENCE", "Ranks", "check_split", "divide", "initialized", "mismatch", "under_mpi"]
 
 # For other clients, where the environment sets no limit.
 _CLIENTS_LIMIT_S = 600.0
-# Leaders give up a little before the ranks behind them, who then hear which client is missing.
-_PATIENCE = 0.9
+#: Leaders give up a little before the ranks behind them, who then hear which client is missing.
+PATIENCE = 0.9
 
 
 class Ranks(NamedTuple):
@@ -152,7 +153,7 @@ def _pair(
 
 def _of_leaders(root: Any, node: Any, settings: Settings) -> Communicator:
     """One for both threads: the main thread comes to it only when the engine is done."""
-    limit_s = _PATIENCE * (settings.stall_abort_s or _CLIENTS_LIMIT_S)
+    limit_s = PATIENCE * (settings.stall_abort_s or _CLIENTS_LIMIT_S)
     limits = Limits(min(settings.stall_warning_s, limit_s), limit_s, settings.wait == "spin")
     return _communicator(root, node, _nodes(root, node), limits, member="client")
 
@@ -166,19 +167,21 @@ def _communicator(
     member: str = "rank",
 ) -> Communicator:
     called = called or f"{member} {root.rank} of {root.size}"
-    peers = None
+    roll_call, peers, inquiry = RollCall.over(node, root.rank), None, None
     if len(nodes) > 1:
+        inquiry = Inquiry(root.Dup(), nodes, roll_call)
         everywhere = node.rank < min(map(len, nodes))
         across = root.Split(node.rank if everywhere else root.size, root.rank)
         if everywhere:
             peers = Communicator(across, limits=limits, called=called, member=member)
     return Communicator(
         root.Dup(),
-        RollCall.over(node, root.rank),
+        roll_call,
         limits,
         nodes=nodes,
         node=node.Dup(),
         peers=peers,
+        inquiry=inquiry,
         called=called,
         member=member,
     )

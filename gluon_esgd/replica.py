@@ -14,7 +14,7 @@ from .collectives import agree, names
 from .counters import Counters
 from .engine import lay_plain
 from .exchange import CenterExchange
-from .gradients import GradientReducer
+from .gradients import JOIN, PAIR, STEP, GradientReducer
 from .job import Job
 from .optim import check_optimizer, is_nesterov, keep_alike
 from .parameters import Weights, broadcast, check_alike, contract, digest, follow_leader
@@ -86,7 +86,7 @@ class Replica:
         self._round_lengths: List[int] = []
         self._step = 0
         self._started = False
-        self._drop_gradient = False
+        self._drop_gradient = self._ignored_stale = False
         link = job.link() if world.num_clients > 1 or policy.has_center else None
         self._link = link
         self._rounds = ClientRounds(world, link, name)
@@ -132,7 +132,8 @@ class Replica:
         world = self._world
         if world.size == 1:
             return False
-        digests = world.allgather(digest(self._params))
+        what = f"the check of weights, step {self._step}"
+        digests = world.allgather(digest(self._params), what)
         others = [r for r, d in enumerate(digests) if d != digests[0]]
         if others:
             if world.is_leader:
@@ -165,7 +166,7 @@ class Replica:
             self._job.lane,
             self._counters,
             replace(world.settings, compression=policy.compression),
-            between=self._rounds.sum_bucket if between else None,
+            between=self._rounds if between else None,
         )
 
     def _current_reducer(self) -> GradientReducer:
@@ -182,7 +183,8 @@ class Replica:
             self._round_lengths = lengths
             self._job.lane.wait()
             if lengths:
-                self._world.on_leader(lambda: self._rounds.lay(lengths))
+                what = f"the places of gradients, step {self._step + 1}"
+                self._world.on_leader(lambda: self._rounds.lay(lengths), what)
         return reducer
 
     def reduce(self, samples: float, ignore_stale_grad: bool) -> bool:
@@ -208,18 +210,58 @@ class Replica:
     def mean_over_ranks(self) -> None:
         """Push the collectives that make gradients their mean over ranks, stale or not."""
         if self._current_reducer().needed:
-            self._push_reduction(1)
+            self._push_reduction(1, doing=PAIR)
         else:
             self._zero_dropped()
 
     def _push_reduction(
-        self, weight: float, stale: Sequence[int] = (), error: Optional[str] = None
+        self,
+        weight: float,
+        stale: Sequence[int] = (),
+        error: Optional[str] = None,
+        doing: str = STEP,
     ) -> None:
         assert self._reducer is not None
         weight = 0 if self._drop_gradient else weight
+        self._reducer.reduce(self._step + 1, weight, stale, error, self._rates, doing)
+
+    @property
+    def _rates(self) -> List[float]:
         # Where there is only a schedule, MXNet sets no learning rate.
-        rates = float(self._optimizer.lr or 0), float(self._optimizer.wd)
-        self._reducer.reduce(self._step + 1, weight, stale, error, rates)
+        return [float(self._optimizer.lr or 0), float(self._optimizer.wd)]
+
+    @property
+    def can_join(self) -> bool:
+        """Whether there are others, with whom gradients are reduced."""
+        others = self._world.size > 1 or (self._exchange is None and self._world.num_clients > 1)
+        return others and bool(self._trainable())
+
+    def follow(self) -> bool:
+        """Take part, without samples, in the next step of those that have not joined; waits.
+
+        Returns
+        -------
+        bool
+            False when all have joined: nobody makes a step. Else it is to be updated like them.
+        """
+        if self._ignored_stale:
+            raise RuntimeError(
+                "join() after steps with ignore_stale_grad=True, in which ranks compare what is "
+                "fresh: a rank that has joined has nothing to compare; give all ranks equally many "
+                "batches, or step without it"
+            )
+        reducer = self._current_reducer()
+        self._push_reduction(0, doing=JOIN)
+        self._job.lane.wait()
+        if reducer.all_joined:
+            return False
+        rates = list(reducer.rates_of_others)
+        if rates and rates != self._rates:  # a script of theirs has changed them
+            self._optimizer.lr, self._optimizer.wd = rates
+        for param in self._reduced:
+            for data in param.list_data():
+                data._fresh_grad = True
+        return True
 
     def _zero_dropped(self) -> None:
         for param in self._reduced if self._drop_gradient else ():
@@ -245,7 +287,9 @@ class Replica:
 
     def _share_freshness(self, stale: List[int]) -> None:
         """What is fresh on any rank is updated on all; waits."""
-        everywhere = set(stale).intersection(*self._world.allgather(stale))
+        self._ignored_stale = True
+        what = f"ignore_stale_grad of step {self._step + 1}"
+        everywhere = set(stale).intersection(*self._world.allgather(stale, what))
         for i in set(stale) - everywhere:
             for data in self._reduced[i].list_data():
                 data._fresh_grad = True

@@ -161,6 +161,15 @@ class RollCall:
         )
         return [self._ranks[i] for i in np.flatnonzero(behind)]
 
+    def counts(self) -> List[int]:
+        """Return how many collectives each rank of this node has entered, by row."""
+        return [int(count) for count in self._rows["entered"]]
+
+    @property
+    def entered(self) -> int:
+        """How many collectives this rank has entered."""
+        return int(self._cells[self._base + _ENTERED])
+
     def gone(self) -> List[int]:
         """Return the missing ranks that have left and so will never come."""
         if self._rows[self._row]["left"]:

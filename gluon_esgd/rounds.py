@@ -17,6 +17,8 @@ from .topology import World
 
 __all__ = ["ClientRounds"]
 
+_WORD = 16  # bytes of a client's learning rate and weight decay, each in a float
+
 
 class ClientRounds:
     """The synchronous rounds of one trainer over all clients of the job.
@@ -32,6 +34,7 @@ class ClientRounds:
 
     def __init__(self, world: World, link: Optional[Link], name: str) -> None:
         self._world, self._link, self._name = world, link, name
+        self.num_clients = world.num_clients
         self._spans: List[Tuple[int, int]] = []
         self._gradients: Optional[Box] = None
         self._weights: Optional[Box] = None
@@ -52,7 +55,8 @@ class ClientRounds:
         bool
             Whether this client's weights were replaced.
         """
-        self._world.on_leader(lambda: self._open(weights, contract))
+        what = f"the start of '{self._name}'"
+        self._world.on_leader(lambda: self._open(weights, contract), what)
         return self.seed(weights)
 
     def _open(self, weights: Weights, contract: Dict[str, int]) -> None:
@@ -77,7 +81,7 @@ class ClientRounds:
         """
         flat = weights.flat()
         host = view(flat)[: weights.size]
-        self._world.on_leader(lambda: self._seed(host))
+        self._world.on_leader(lambda: self._seed(host), f"the seed of '{self._name}'")
         return take_from_leader(self._world, weights, flat)
 
     def _seed(self, host: np.ndarray) -> None:
@@ -95,25 +99,42 @@ class ClientRounds:
             self._closed_bytes += self._gradients.bytes_moved
             self._gradients.close()
             self._closing.detach()
-        ends = np.cumsum(buckets).tolist()
-        self._spans = [(end - n, end) for n, end in zip(buckets, ends)]
+        words = self.num_clients * _WORD  # behind the buckets, see `gather`
+        ends = np.cumsum([*buckets, words]).tolist()
+        self._spans = [(end - n, end) for n, end in zip([*buckets, words], ends)]
         self._laid += 1
         parts = [(n, True) for n in buckets]
         if self._link.compression is not None:  # half floats do not hold counts of samples
             parts = [part for n in buckets for part in ((n - TAIL, False), (TAIL, True))]
-        chunks, exact = chunks_of(parts, self._link.num_servers)
+        chunks, exact = chunks_of([*parts, (words, True)], self._link.num_servers)
         self._gradients = self._link.attach(
-            f"{self._name}.gradients{self._laid}", buckets, chunks, {}, exact
+            f"{self._name}.gradients{self._laid}", [*buckets, words], chunks, {}, exact
         )
         self._closing = close_with(self, self._gradients)
 
-    def sum_bucket(self, number: int, buffer: np.ndarray) -> None:
-        """Sum bucket `number` over all clients, in place; leaders only, waits."""
+    def sum_bucket(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Sum bucket `number`, `what` in messages, over all clients, in place; leaders, waits."""
         assert self._gradients is not None
         start, stop = self._spans[number]
         self._gradients.x[start:stop] = buffer
-        self._gradients.reduce(start, stop)
+        with self._world.reported(what):
+            self._gradients.reduce(start, stop)
         buffer[:] = self._gradients.x[start:stop]
+
+    def gather(self, rates: Sequence[float]) -> List[List[float]]:
+        """Return the two `rates` of each client, exactly; leaders only, waits.
+
+        Each client writes the bytes of its own where the others have zeros, and all are summed.
+        """
+        assert self._gradients is not None
+        start, stop = self._spans[-1]
+        words = self._gradients.x[start:stop]
+        words[:] = 0
+        own = self._world.client * _WORD
+        words[own : own + _WORD] = np.array(rates, np.float64).view(np.uint8)
+        self._gradients.reduce(start, stop)
+        by_client = words.astype(np.uint8).view(np.float64).reshape(self.num_clients, 2)
+        return [[float(rate) for rate in rates] for rates in by_client]
 
     def mean_statistics(self, weights: Weights) -> mx.nd.NDArray:
         """Return this client's weights, flat, with running statistics meaned over the job.
@@ -126,7 +147,10 @@ class ClientRounds:
             return flat
         allreduce(statistics, self._world.control, what="the mean of running statistics")
         if self._world.num_clients > 1:
-            self._world.on_leader(lambda: self._sum_clients(statistics, weights.num_moved))
+            self._world.on_leader(
+                lambda: self._sum_clients(statistics, weights.num_moved),
+                "the sum of running statistics over clients",
+            )
             self._world.control.broadcast(statistics, "the broadcast of running statistics")
         np.divide(statistics, np.float32(self._world.num_workers), out=statistics)
         return flat

@@ -14,12 +14,13 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Type
+from typing import Any, Callable, ContextManager, Iterator, List, Mapping, Optional, Type
 
 from .communicator import Communicator
 from .errors import CenterError, TopologyError
 from .mpi_job import check_split, divide, initialized, mismatch, under_mpi
 from .settings import SIZE_VARIABLES, Settings, read
+from .watch import reported
 
 __all__ = ["World", "world"]
 
@@ -99,12 +100,21 @@ class World:
         """Return the leader's `value`, anything JSON can say; collective in the client."""
         return self.allgather(value if self.is_leader else None)[0]
 
-    def allgather(self, value: Any) -> List[Any]:
-        """Return each rank's `value` by rank, anything JSON can say; collective in the client."""
-        return self.control.allgather(value, "world().allgather")
+    def allgather(self, value: Any, what: str = "world().allgather") -> List[Any]:
+        """Return each rank's `value` by rank, anything JSON can say; collective in the client.
 
-    def on_leader(self, action: Callable[[], None]) -> None:
-        """Run `action` on the leader only; collective in the client.
+        Messages call it `what`, the same on all ranks.
+        """
+        return self.control.allgather(value, what)
+
+    def on_leader(self, action: Callable[[], None], what: str = "world().on_leader") -> None:
+        """Run `action` on the leader only; collective in the client. It is reported if it lasts.
+
+        Parameters
+        ----------
+        action : callable
+        what : str
+            Its name in messages, the same on all ranks.
 
         Raises
         ------
@@ -116,10 +126,12 @@ class World:
         failure = None
         if self.is_leader:
             try:
-                action()
+                with self.reported(what):
+                    action()
             except Exception as error:
                 failure = error
-        text = self.broadcast(None if failure is None else str(failure))
+        said = None if failure is None else str(failure)
+        text = self.control.allgather(said, what)[0]
         if failure is not None:
             raise failure
         if text is not None:
@@ -136,7 +148,18 @@ class World:
             On all ranks of a client that waited past the limit or came to something else.
         """
         if self.settings.is_split:
-            self.on_leader(lambda: self.leaders.barrier(what) if self.leaders else None)
+            self.on_leader(lambda: self.leaders.barrier(what) if self.leaders else None, what)
+
+    def reported(self, what: str) -> ContextManager[None]:
+        """Log, while the block lasts long, that the leader waits in `what`; on the leader only.
+
+        For waits that are not for the ranks of the client, which have limits of their own.
+        """
+        others = "other clients" if self.leaders is not None else "agent, servers or other clients"
+        return reported(
+            lambda: f"client {self.client}: rank 0 waits in {what}, for {others}",
+            self.settings.stall_warning_s,
+        )
 
     @property
     def _in_mpi(self) -> bool:

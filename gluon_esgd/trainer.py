@@ -291,6 +291,54 @@ class ElasticTrainer(gluon.Trainer):
         with self._accumulation.block():
             yield
 
+    def join(self) -> int:
+        """Take part in the steps of others, with no samples, until all have come here; waits.
+
+        For a rank that runs out of batches before the others. Collective in the client, under rule
+        ``sgd`` in the job. Means are then over the samples of those that still train; this rank
+        makes the same updates, with their learning rate, and its exchanges with the center, so
+        replicas stay equal. What else is collective (`center`, `finish`, metrics over ranks, a
+        `barrier`) is for after the join. Where nobody else takes part in a step it returns at once.
+
+        Returns
+        -------
+        int
+            Steps that were made here without samples of this rank.
+
+        Raises
+        ------
+        CollectiveError, CenterError
+            On all ranks of the client, as from `step`; also where others use `allreduce_grads` and
+            `update`, between which a rank that has joined cannot do what their script does.
+        RuntimeError
+            On this rank: inside `no_sync`, with samples that it has counted and no step has taken;
+            inside `center`; after steps with ``ignore_stale_grad=True``.
+
+        Examples
+        --------
+        >>> for data, label in batches:  # as many as this rank has  # doctest: +SKIP
+        ...     backward(data, label)
+        ...     trainer.step(len(data))
+        >>> trainer.join()  # doctest: +SKIP
+        """
+        self._accumulation.refuse("join()")
+        if self._accumulation.samples:
+            raise RuntimeError(
+                f"join() with {self._accumulation.samples:g} samples that no_sync has counted: "
+                "call step() outside of it first, which takes them"
+            )
+        replica, made = self._prepare(), 0
+        while replica is not None and replica.can_join and replica.follow():
+            start = time.perf_counter()
+            if self._scaler is not None:  # as amp.scale_loss does where there is a loss
+                self._scale = self._amp_original_scale / self._scaler.loss_scale
+            self._optimizer.rescale_grad = self._scale
+            replica.before_update()
+            self._update()
+            self._after_update(start)
+            made += 1
+        return made
+
     def _count(self, batch_size: float) -> None:
         self._check_outside_center("training on")
         self._accumulation.samples += checked_batch(batch_size)

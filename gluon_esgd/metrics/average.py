@@ -44,7 +44,7 @@ def metric_average(value: Any, weight: float = 1.0) -> Any:
         weight = _number(weight)
     except Exception:  # others must not wait for this rank
         fault = f"value={value!r}, weight={weight!r} must be numbers"
-    gathered = world().allgather([numbers, None if fault else weight, fault])
+    gathered = world().allgather([numbers, None if fault else weight, fault], "metric_average")
     _check_averages(gathered)
     total = sum(w for _, w, _ in gathered)
     means = {

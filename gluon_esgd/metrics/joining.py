@@ -50,7 +50,7 @@ def _told(leaves: Sequence[mx_metric.EvalMetric], get: str) -> List[Tuple[Any, A
         raise  # on all ranks
     except Exception as error:
         fault = f"{get}() of {leaves[len(told)].name!r} failed: {error!r}"
-    gathered = world().allgather([[repr(value) for value in told], fault])
+    gathered = world().allgather([[repr(value) for value in told], fault], "metrics over ranks")
     _raise_faults([theirs for _, theirs in gathered])
     for leaf, *values in zip(leaves, *(theirs for theirs, _ in gathered)):
         if len(set(values)) > 1:
@@ -79,7 +79,7 @@ def _joined(leaves: Sequence[mx_metric.EvalMetric]) -> List[mx_metric.EvalMetric
         states = [state_of(leaf) for leaf in leaves]
     except Exception as error:  # of a user's class too: others must not wait for this rank
         fault = str(error) if isinstance(error, ValueError) else repr(error)
-    gathered = world().allgather([names, states, fault])
+    gathered = world().allgather([names, states, fault], "metrics over ranks")
     _raise_faults([theirs for _, _, theirs in gathered])
     for rank, (theirs, _, _) in enumerate(gathered):
         if theirs != gathered[0][0]:

@@ -340,7 +340,7 @@ def _a_device_fails() -> List[str]:
 @pytest.mark.parametrize("shape", [ONE], ids=label)
 def test_an_error_of_a_device_names_what_failed(pools: Pools, shape: Shape) -> None:
     ((into, tail, out_of),) = pools.get(shape).run(_a_device_fails)
-    failed = r"gradient bucket 0 \(.* and 1 more\) failed: CUDA error 700"
+    failed = r"gradient bucket 0 \(.*, 4 parameters\) failed: CUDA error 700"
     assert re.search(f"the copies into {failed}", into)
     assert re.search(f"the tail of {failed}", tail)
     assert re.search(f"the copies out of {failed}", out_of)
