@@ -236,7 +236,7 @@ class Stations:
         if record["generation"] > 1:
             self._say(f"{said}, {record['seconds']:.1f} s")
         with open(Path(self._job_dir, "state", "generations.jsonl"), "a") as log:
-            log.write(json.dumps(record) + "\n")
+            log.write(json.dumps({"time": time.time(), **record}) + "\n")
 
     @staticmethod
     def _say(text: str) -> None:

@@ -1,0 +1,231 @@
+"""Kills processes of a running job, one after the other, and measures how it recovers.
+
+    python benchmarks/chaos.py --kills 20 --output benchmarks/results/chaos.json
+
+starts 3 clients of 2 ranks with 2 servers through ``gluon-esgd run``, which train a convex
+problem (`chaos_worker.py`), once undisturbed and once while ranks, servers, agents, schedulers,
+zygotes and stations are killed with SIGKILL in a random order that `--seed` fixes. The job must
+end by itself, come to the loss of the undisturbed one, and leave nothing behind.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from common import describe, write
+
+from gluon_esgd.launch import proc
+
+WORKER = Path(__file__).with_name("chaos_worker.py")
+ZYGOTE, STATION, RANK = (
+    f"gluon_esgd.{name}" for name in ("center.zygote", "center.station", "launch.rank")
+)
+KINDS = ("rank", "server", "scheduler", "agent", "zygote", "station")
+LOOK_S = 0.05
+
+
+def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2, help="of each client")
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--rule", choices=["esgd", "asgd"], default="esgd")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["rank", "server"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ballast", type=int, default=0, help="further floats in the center")
+    parser.add_argument("--epochs", type=int, default=30, help="at least; until all kills are made")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one recovery")
+    parser.add_argument("--output", type=Path, help="file for the result, JSON")
+    return parser.parse_args(argv)
+
+
+_Raw = argparse.RawDescriptionHelpFormatter
+
+
+class Job:
+    """A running job in a folder of its own."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.folder, self.enough = folder, folder / "enough"
+        self.marker = proc.marker(str(folder / "job"))
+        counts = ["-n", args.clients * args.ranks, "--clients", args.clients]
+        flags = [*counts, "--servers", args.servers, "--rule", args.rule, "--interval", 5]
+        run = [sys.executable, "-m", "gluon_esgd.launch", *map(str, flags)]
+        run += ["--max-restarts", "1000", "--job-dir", str(folder / "job")]
+        work = [args.epochs, args.ballast, folder]
+        command = [*run, sys.executable, str(WORKER), *map(str, work)]
+        self.output = open(folder / "output", "wb")  # noqa: SIM115 -- open as long as we
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT
+        )
+
+    def processes(self) -> Dict[str, List[int]]:
+        """Return the processes of the job by kind."""
+        argvs = proc.job_processes(self.marker)
+        parents = {pid: _parent(pid) for pid in argvs}
+        found: Dict[str, List[int]] = {kind: [] for kind in KINDS}
+        for pid in argvs:
+            kind = _kind(pid, argvs, parents)
+            if kind is not None:
+                found[kind].append(pid)
+        return found
+
+    def trace(self, client: int) -> List[Dict[str, Any]]:
+        """Return what the leader of a client wrote down."""
+        return _lines(self.folder / f"client{client}.trace")
+
+    def generations(self) -> List[Dict[str, Any]]:
+        """Return the hand-overs so far."""
+        return _lines(self.folder / "job" / "state" / "generations.jsonl")
+
+
+def _lines(path: Path) -> List[Dict[str, Any]]:
+    """What was written; the last line may be half of one."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _kind(pid: int, argvs: Dict[int, List[str]], parents: Dict[int, int]) -> Optional[str]:
+    argv = argvs[pid]
+    above = argvs.get(parents[pid], [])
+    if ZYGOTE in argv and ZYGOTE in above:
+        own = argvs.get(parents[parents[pid]], [])
+        if STATION not in own:
+            return "agent"
+        return _role(pid)
+    if ZYGOTE in argv:
+        return "zygote"
+    if STATION in argv and STATION not in above:
+        return "station"
+    if str(WORKER) in argv and RANK not in argv and RANK in above:
+        return "rank"
+    return None
+
+
+def _role(pid: int) -> str:
+    """A forked role has its log as standard output."""
+    try:
+        return "scheduler" if "scheduler" in os.readlink(f"/proc/{pid}/fd/1") else "server"
+    except OSError:
+        return "server"
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def recovery(job: Job, clients: int, since: float, changes: bool) -> Optional[Dict[str, Any]]:
+    """How the job has recovered from a kill at `since`; None: not yet.
+
+    It has when every client has exchanged in a generation that began after it, or, where a
+    kill `changes` no generation, when every client has exchanged again.
+    """
+    begun = [g for g in job.generations() if g["time"] > since]
+    if changes and not begun:
+        return None
+    start = begun[-1]["time"] if changes else since
+    firsts = []
+    for client in range(clients):
+        trace = job.trace(client)
+        done = [line["time"] for line in trace if line["exchanged"] and line["time"] > start]
+        if not done:
+            return None
+        firsts.append(done[0])
+    after = [line for c in range(clients) for line in job.trace(c) if line["time"] > since]
+    lost = sum(line["lost"] for line in after)
+    return {"seconds": round(max(firsts) - since, 2), "generations": len(begun), "lost": lost}
+
+
+def disturb(job: Job, args: argparse.Namespace) -> List[Dict[str, Any]]:
+    """Make all kills, each when the job has recovered from the one before."""
+    chance, kills = random.Random(args.seed), []
+    _wait(job, args.limit, lambda: recovery(job, args.clients, 0.0, True))
+    kinds = [args.kinds[i % len(args.kinds)] for i in range(args.kills)]
+    chance.shuffle(kinds)
+    for kind in kinds:
+        time.sleep(chance.uniform(0.2, 1.5))
+        victims = _wait(job, args.limit, lambda kind=kind: job.processes()[kind])
+        pid, since = chance.choice(sorted(victims)), time.time()
+        os.kill(pid, signal.SIGKILL)
+        changes = kind != "zygote"
+        found = _wait(
+            job,
+            args.limit,
+            lambda: recovery(job, args.clients, since, changes),  # noqa: B023
+        )
+        kills.append({"kind": kind, **found})
+        print(f"{kind:9} {found['seconds']:6.2f} s, {found['lost']} exchanges lost", flush=True)
+    return kills
+
+
+def _wait(job: Job, limit_s: float, done: Any) -> Any:
+    end = time.monotonic() + limit_s
+    while True:
+        found = done()
+        if found:
+            return found
+        if job.process.poll() is not None:
+            raise SystemExit(f"the job ended with {job.process.returncode}:\n{_tail(job)}")
+        if time.monotonic() > end:
+            raise SystemExit(f"nothing after {limit_s:g} s:\n{_tail(job)}")
+        time.sleep(LOOK_S)
+
+
+def _tail(job: Job) -> str:
+    return (job.folder / "output").read_text(errors="replace")[-6000:]
+
+
+def run(args: argparse.Namespace, kills: bool) -> Dict[str, Any]:
+    """Run the job once; return losses of the center, slowest steps, kills, what was left."""
+    before = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        job = Job(args, Path(name))
+        try:
+            made = disturb(job, args) if kills else []
+            job.enough.touch()
+            code = job.process.wait(args.limit + 10 * args.epochs)
+        finally:
+            job.process.kill()
+            job.output.close()
+        if code:
+            raise SystemExit(f"the job ended with {code}:\n{_tail(job)}")
+        ends = [_lines(job.folder / f"client{c}.end")[-1] for c in range(args.clients)]
+        slow = [line["slowest_s"] for c in range(args.clients) for line in job.trace(c)]
+        left = list(proc.job_processes(job.marker))
+    return {
+        "losses": [end["loss"] for end in ends],
+        "steps": [end["step"] for end in ends],
+        "slowest_step_s": max(slow),
+        "kills": made,
+        "processes_left": len(left),
+        "shared_memory_left": sorted(set(os.listdir("/dev/shm")) - before),
+    }
+
+
+def main() -> None:
+    """Run both, print the table, write the file."""
+    args = arguments()
+    quiet, disturbed = run(args, kills=False), run(args, kills=True)
+    gap = max(abs(a / b - 1) for a, b in zip(disturbed["losses"], quiet["losses"]))
+    print(f"loss: {gap:.2%} from that of the undisturbed run")
+    print(f"slowest step: {disturbed['slowest_step_s']:.3f} s ({quiet['slowest_step_s']:.3f} s)")
+    result = {"loss_gap": gap, "undisturbed": quiet, "disturbed": disturbed}
+    if args.output is not None:
+        write(args.output, {**describe(), **result})
+
+
+if __name__ == "__main__":
+    main()
