@@ -49,6 +49,7 @@ class Shape(NamedTuple):
         if self.servers == 0:
             return [*mpiexec(self.python), "-n", str(self.workers), *worker]
         flags = ["-n", self.workers, "--clients", self.clients, "--servers", self.servers]
+        flags += ["--max-restarts", 0]  # a test wants to see a rank fail
         rule = ["--rule", self.rule] if self.rule else []
         run = [self.python, "-m", "gluon_esgd.launch", *map(str, flags), *rule]
         return [*run, "--job-dir", job_dir, *worker]
