@@ -1,4 +1,4 @@
-"""Processes of a real job are killed while it trains: it recovers, and ends as if nothing had been."""
+"""Processes of a real job are killed while it trains: it recovers, and ends as if undisturbed."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _address(spec: JobSpec, here: FrozenSet[str]) -> str:
     host = spec.host_list[0].name
     try:
         return socket.gethostbyname(host)
-    except OSError:
+    except (OSError, ValueError):
         return host  # only in a dry run; otherwise it is a fault of the command line
 
 
