@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from common import describe, write
 
@@ -188,9 +188,14 @@ def _tail(job: Job) -> str:
     return (job.folder / "output").read_text(errors="replace")[-6000:]
 
 
+def _segments() -> Set[str]:
+    """Files in shared memory; other jobs may use some meanwhile."""
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+
+
 def run(args: argparse.Namespace, kills: bool) -> Dict[str, Any]:
     """Run the job once; return losses of the center, slowest steps, kills, what was left."""
-    before = set(os.listdir("/dev/shm"))
+    before = _segments()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         job = Job(args, Path(name))
         try:
@@ -211,7 +216,7 @@ def run(args: argparse.Namespace, kills: bool) -> Dict[str, Any]:
         "slowest_step_s": max(slow),
         "kills": made,
         "processes_left": len(left),
-        "shared_memory_left": sorted(set(os.listdir("/dev/shm")) - before),
+        "shared_memory_left": sorted(_segments() - before - proc.files_in_use()),
     }
 
 
