@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -79,13 +80,17 @@ def test_a_second_signal_ends_at_once(tmp_path: Any) -> None:
         [sys.executable, "-c", call], cwd=ROOT, env=environment(), stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        # The handler has run when the signal is caught no more.
-        process.send_signal(signal.SIGTERM)
-        while _catches_sigterm(process.pid) and process.poll() is None:
-            pass
-        assert process.poll() is None, "the first one was taken"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == -signal.SIGTERM
+        try:
+            process.send_signal(signal.SIGTERM)
+            # The handler has run when the signal is caught no more.
+            limit = time.monotonic() + 20
+            while _catches_sigterm(process.pid) and time.monotonic() < limit:
+                pass
+            assert process.poll() is None, "the first one was taken"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == -signal.SIGTERM
+        finally:
+            process.kill()
     assert positions(str(tmp_path)) == []
 
 
