@@ -122,7 +122,7 @@ def test_a_hard_hand_over_keeps_the_freshest_center_and_its_leaders_own_differen
     job.hold(old, hard=True)
     fresh = job.held(old)
     assert min(fresh, key=fresh.__getitem__) == 1
-    assert not plain.boxes[0].start_exchange("esgd", ALPHA, KINDS)  # training does not wait
+    assert not plain.boxes[0].start_exchange("esgd", ALPHA, KINDS)
     job.prepare()
     job.ready()
     job.restore(1)
@@ -152,6 +152,7 @@ def test_a_soft_hold_waits_for_what_is_in_flight(plain: Plain) -> None:
     job.ready()
     job.hold(old)
     job.held(old, [0, 1])
+    assert not plain.boxes[0].start_exchange("esgd", ALPHA, KINDS)  # training does not wait
     assert not job.said(2, "held")
     plain.kill("server0", signal.SIGCONT)
     job.held(old, [2])
