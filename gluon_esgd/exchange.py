@@ -248,7 +248,6 @@ class CenterExchange:
             if self._failure is not None:
                 raise self._failure
             if self._skipped:
-                self._skipped = False
                 self._tell_skip()
                 return _SKIPPED, ""
             if not mailbox.collect(self._host, limit_s):

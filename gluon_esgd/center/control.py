@@ -127,7 +127,7 @@ class Control:
         generation.read()
         lost = generation.agent.lost
         if lost is not None:
-            state.lose(generation, f"client {state.member.client}: its agent {lost}")
+            state.lose(generation, f"it {lost}")
         elif generation.ready and not before:
             state.say({"say": "ready", "generation": generation.number})
 

@@ -122,7 +122,7 @@ def test_a_hard_hand_over_keeps_the_freshest_center_and_its_leaders_own_differen
     job.hold(old, hard=True)
     fresh = job.held(old)
     assert min(fresh, key=fresh.__getitem__) == 1
-    assert not plain.boxes[0].start_exchange("esgd", ALPHA, KINDS)  # training does not wait
+    assert not plain.boxes[0].start_exchange("esgd", ALPHA, KINDS)
     job.prepare()
     job.ready()
     job.restore(1)
@@ -152,6 +152,7 @@ def test_a_soft_hold_waits_for_what_is_in_flight(plain: Plain) -> None:
     job.ready()
     job.hold(old)
     job.held(old, [0, 1])
+    assert not plain.boxes[0].start_exchange("esgd", ALPHA, KINDS)  # training does not wait
     assert not job.said(2, "held")
     plain.kill("server0", signal.SIGCONT)
     job.held(old, [2])
@@ -345,7 +346,7 @@ def test_a_forked_child_cannot_use_the_link(plain: Plain) -> None:
         except CenterError:
             os._exit(plain.job.links[0]._control._station._sock.fileno() == -1)
         os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 1
     plain.exchange(0)
 
 
