@@ -98,8 +98,7 @@ class Job:
             compression=policy.compression,
         )
         if settings.station is not None:
-            wait_s = settings.center_wait_s
-            return GenerationLink(settings.station, terms, life=settings.life, center_wait_s=wait_s)
+            return GenerationLink(settings.station, terms, life=settings.life)
         assert settings.scheduler is not None
         return CenterLink(settings.scheduler, **vars(terms))
 

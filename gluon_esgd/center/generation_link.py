@@ -20,7 +20,6 @@ from .servers_link import LinkTerms, ServersLink, full_contract
 
 __all__ = ["GenerationLink"]
 
-_STALL_S = 2.0  # beyond what a step waits for an exchange
 _REPORT_S = 1.0
 
 
@@ -38,15 +37,15 @@ class GenerationLink(ServersLink):
     terms : LinkTerms
     life : int, default 0
         How often this client was started again.
-    center_wait_s : float, default 2
-        How long a step waits for an exchange. Agent and servers of which nothing was heard for
-        two seconds longer are given up.
+    stall_s : float, optional
+        Agent and servers of which no chunk has come or gone for so long are given up;
+        ``terms.limit_s`` unless given. A process that has ended is seen at once.
     """
 
     _fate_s = 0.0  # the control thread waits for no zygote
 
     def __init__(
-        self, station: str, terms: LinkTerms, *, life: int = 0, center_wait_s: float = 2.0
+        self, station: str, terms: LinkTerms, *, life: int = 0, stall_s: Optional[float] = None
     ) -> None:
         super().__init__(terms)
         self._station = station
@@ -57,7 +56,7 @@ class GenerationLink(ServersLink):
             Member(self.client, life, self.sync, adds_up=plain),
             terms.num_clients,
             self._next_agent,
-            stall_s=center_wait_s + _STALL_S,
+            stall_s=self.limit_s if stall_s is None else stall_s,
             limit_s=self.limit_s,
         )
 

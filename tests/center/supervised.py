@@ -42,7 +42,7 @@ class Supervised:
     def add(self, client: int, clients: int, life: int = 0) -> GenerationLink:
         """Make the link of one client, in place of one that it had."""
         terms = LinkTerms(client, clients, self.servers, self.sync, str(self.folder), **self.terms)
-        link = GenerationLink(str(self.station.socket), terms, life=life, center_wait_s=0.5)
+        link = GenerationLink(str(self.station.socket), terms, life=life, stall_s=2.5)
         self.links[client : client + 1] = [link]
         self.hear(client, "hello", life=life)
         self.tell(client, "welcome", secret="5e" * 32)
