@@ -126,7 +126,8 @@ class CenterExchange:
             center = center if resumed.center is None else resumed.center.host
             base = base if resumed.base is None else resumed.base.host
         self._mailbox.x[:] = center
-        self._joined = self._mailbox.seed(self._world.client == 0, self._host)
+        saved = resumed is not None and resumed.center is not None
+        self._joined = self._mailbox.seed(self._world.client == 0, self._host, saved)
         if self._joined:
             _log.info("client %d takes the center's weights as they are", self._world.client)
         elif resumed is not None and self._policy.rule == "asgd":

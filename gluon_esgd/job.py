@@ -98,7 +98,10 @@ class Job:
             compression=policy.compression,
         )
         if settings.station is not None:
-            return GenerationLink(settings.station, terms, life=settings.life)
+            snapshot_s = settings.center_snapshot_s
+            return GenerationLink(
+                settings.station, terms, life=settings.life, snapshot_s=snapshot_s
+            )
         assert settings.scheduler is not None
         return CenterLink(settings.scheduler, **vars(terms))
 

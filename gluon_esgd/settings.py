@@ -169,6 +169,9 @@ class Settings:
     center_wait_s: float = _setting(
         2.0, _float(0, open_=False), "how long a late exchange is waited for before it is put off"
     )
+    center_snapshot_s: Optional[float] = _setting(
+        300.0, _limit, "how often the center is written to the job's folder; 'off': never"
+    )
     center_limit_s: float = _setting(
         60.0, _float(0), "no answer of agent or servers for this long is an error"
     )
@@ -187,7 +190,9 @@ class Settings:
         for f in fields(self):
             value = getattr(self, f.name)
             if value != f.default:
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                text = "off" if value is None else str(value)
+                if isinstance(value, tuple):
+                    text = ",".join(map(str, value))
                 out[PREFIX + f.name.upper()] = text
         return out
 

@@ -99,6 +99,13 @@ ROWS: Dict[int, Row] = {
             RUN + "test_nothing_survives_a_killed_launcher",
         ),
     ),
+    11: Row(
+        "one dead node stalls everyone",
+        (
+            "test_chaos.py::test_a_job_whose_processes_are_killed_comes_to_the_same_loss",
+            "launch/test_restarts.py::test_a_failed_client_starts_again_and_the_others_go_on",
+        ),
+    ),
     12: Row(
         "parameters of deferred shape start unequal",
         (RANKS + "test_deferred_parameters_are_equal_before_the_first_gradient",),
@@ -216,18 +223,6 @@ ROWS: Dict[int, Row] = {
     ),
 }  # fmt: skip
 
-LATER: Dict[int, Row] = {
-    # Other clients do not go on yet, nor does one come back: the launcher ends the job, with
-    # the code and the name of who died, so nobody is stalled for ever.
-    11: Row(
-        "one dead node stalls everyone",
-        (
-            RUN + "test_a_failing_rank_ends_the_job_with_its_code",
-            RUN + "test_a_killed_rank_is_named_with_its_signal_and_last_words",
-        ),
-    ),
-}
-
 
 @lru_cache(maxsize=None)
 def functions(file: str) -> List[str]:
@@ -243,8 +238,8 @@ def behaviours() -> str:
 
 @pytest.mark.parametrize("number", range(1, 27))
 def test_every_report_has_its_tests(number: int) -> None:
-    row = ROWS.get(number) or LATER[number]
-    assert row.symptom and row.tests and (number in ROWS) != (number in LATER)
+    row = ROWS[number]
+    assert row.symptom and row.tests
     for test in row.tests:
         file, _, name = test.partition("::")
         name, _, behaviour = name.rstrip("]").partition("[")

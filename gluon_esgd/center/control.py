@@ -11,13 +11,14 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from .ends import AgentEnd
 from .flight import ASIDE, BACK, BUSY, Flight
 from .generation import Generation
 from .leader_state import LeaderState, Member
 from .orders import Orders
+from .snapshots import Snapshots
 from .station_end import StationEnd
 
 __all__ = ["Control"]
@@ -42,6 +43,8 @@ class Control:
         An agent from which nothing has come for so long is given up.
     limit_s : float
         Without a station for so long the leader fails.
+    snapshots : Snapshots, optional
+        For the center on disk.
     """
 
     def __init__(
@@ -52,11 +55,12 @@ class Control:
         new_agent: Callable[..., AgentEnd],
         stall_s: float,
         limit_s: float,
+        snapshots: Optional[Snapshots] = None,
     ) -> None:
-        self._stall_s, self._limit_s = stall_s, limit_s
+        self._stall_s, self._limit_s, self._snapshots = stall_s, limit_s, snapshots
         self.state = LeaderState(member, num_clients, self.say)
         self._station = StationEnd(path, self.state.greeting)
-        self._orders = Orders(self.state, new_agent)
+        self._orders = Orders(self.state, new_agent, snapshots)
         self._stops = False
         self._forget_in_children()
         self._thread = threading.Thread(target=self._run, name="center control", daemon=True)
@@ -105,6 +109,9 @@ class Control:
             flight.land()
             self._put_aside(flight)
         self.state.look_for_centers()
+        current = self.state.current
+        if self._snapshots is not None and current is not None and current.place == 0:
+            self._snapshots.look(self.state.centers())
         self._orders.advance()
         with self.state.changed:
             self.state.changed.notify_all()
@@ -166,6 +173,9 @@ class Control:
 
     def close(self) -> None:
         """Tell the launcher that this client is done, and end the thread and all agents."""
+        if self._snapshots is not None:  # it may be the last that has the center
+            self.state.look_for_centers()
+            self._snapshots.write(self.state.centers())
         self.say({"say": "finished"})
         end = time.monotonic() + _LEAVE_S
         with self.state.changed:

@@ -32,7 +32,7 @@ class DirectMailbox(Mailbox):
         """Whether an exchange was started and its shift not yet collected."""
         return self._ticket is not None
 
-    def _seed(self, seeder: bool) -> bool:
+    def _seed(self, seeder: bool, resumed: bool) -> bool:
         self._link._call(
             f"the seed of '{self.name}', for which all {self._link.num_clients} clients must ask",
             self._link.start_timeout_s, "seed", name=self.name, seeder=seeder,

@@ -37,7 +37,7 @@ class Box(Protocol):
     def bytes_moved(self) -> int:
         """Bytes that went to and came from where clients meet."""
 
-    def seed(self, seeder: bool, out: np.ndarray) -> bool:
+    def seed(self, seeder: bool, out: np.ndarray, resumed: bool = False) -> bool:
         """Make the seeder's x the center and fetch it; whether it was there before."""
 
     def start_exchange(

@@ -47,10 +47,14 @@ class Generation:
     agent : AgentEnd
     vectors : sequence of (name, Memory, contract)
         What the agent is to attach, in this order.
+    place : int
+        Place of this leader among the members.
     """
 
-    def __init__(self, number: int, agent: AgentEnd, vectors: Sequence[Vector]) -> None:
-        self.number, self.agent = number, agent
+    def __init__(
+        self, number: int, agent: AgentEnd, vectors: Sequence[Vector], place: int = 0
+    ) -> None:
+        self.number, self.agent, self.place = number, agent, place
         self.memories: Dict[str, Memory] = {}  # that the agent has attached
         self._to_attach: Deque[Vector] = deque(vectors)
         self._attaching: Optional[Request] = None

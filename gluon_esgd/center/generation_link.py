@@ -17,6 +17,7 @@ from .leader_state import Member
 from .lines import encode
 from .memory import Memory
 from .servers_link import LinkTerms, ServersLink, full_contract
+from .snapshots import Snapshots
 
 __all__ = ["GenerationLink"]
 
@@ -37,6 +38,9 @@ class GenerationLink(ServersLink):
     terms : LinkTerms
     life : int, default 0
         How often this client was started again.
+    snapshot_s : float, optional
+        How often the center is written into the job's folder by one of the leaders; each writes it
+        when it leaves. Never unless given.
     stall_s : float, optional
         Agent and servers of which no chunk has come or gone for so long are given up;
         ``terms.limit_s`` unless given. A process that has ended is seen at once.
@@ -45,7 +49,13 @@ class GenerationLink(ServersLink):
     _fate_s = 0.0  # the control thread waits for no zygote
 
     def __init__(
-        self, station: str, terms: LinkTerms, *, life: int = 0, stall_s: Optional[float] = None
+        self,
+        station: str,
+        terms: LinkTerms,
+        *,
+        life: int = 0,
+        snapshot_s: Optional[float] = None,
+        stall_s: Optional[float] = None,
     ) -> None:
         super().__init__(terms)
         self._station = station
@@ -58,7 +68,13 @@ class GenerationLink(ServersLink):
             self._next_agent,
             stall_s=self.limit_s if stall_s is None else stall_s,
             limit_s=self.limit_s,
+            snapshots=self._snapshots(snapshot_s),
         )
+
+    def _snapshots(self, every_s: Optional[float]) -> Optional[Snapshots]:
+        if self._job_dir is None or every_s is None or self.sync:
+            return None
+        return Snapshots(self._job_dir / "checkpoints" / "center", every_s)
 
     def _next_agent(self, generation: int, scheduler: str, **members: Any) -> AgentEnd:
         """Ask the zygote for the agent of a generation; a zygote that is dead is replaced."""

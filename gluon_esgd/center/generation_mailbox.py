@@ -85,20 +85,20 @@ class GenerationMailbox(Mailbox):
             f"{flight.generation.number} of the servers; the weights stay as they are"
         )
 
-    def _seed(self, seeder: bool) -> bool:
+    def _seed(self, seeder: bool, resumed: bool) -> bool:
         if self._sync:
             self._link._call(
                 self.name, f"the seed of '{self.name}'", self._link.start_timeout_s, "seed",
                 seeder=seeder,
             )  # fmt: skip
             return False
-        joined = self._offer()
+        joined = self._offer(resumed)
         self._seeded = True
         limit_s = self._link.start_timeout_s
         self._ask_pull(limit_s, rebase=True)
         return joined
 
-    def _offer(self) -> bool:
+    def _offer(self, resumed: bool) -> bool:
         """Offer x as the center; return whether there was one already, once there is one."""
         state, limit_s = self._state, self._link.start_timeout_s
         state.check_owner()
@@ -106,6 +106,8 @@ class GenerationMailbox(Mailbox):
         with state.changed:
             state.filled.pop(self.name, None)
             state.offers[self.name] = offer
+            if resumed or self._seeded:
+                state.preferred.add(self.name)
         self._link._control.say(offer)
         with state.changed:
             try:
@@ -119,6 +121,7 @@ class GenerationMailbox(Mailbox):
                 return state.filled.pop(self.name)
             finally:
                 del state.offers[self.name]
+                state.preferred.discard(self.name)
 
     @property
     def _answered(self) -> bool:

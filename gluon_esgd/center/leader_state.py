@@ -67,6 +67,7 @@ class LeaderState:
         self.attached: Set[str] = set()
         self.refused: Dict[str, str] = {}
         self.offers: Dict[str, Dict[str, Any]] = {}
+        self.preferred: Set[str] = set()  # offers that go before a center on disk
         self.filled: Dict[str, bool] = {}  # name to whether it was filled before
         self.meets: Set[str] = set()
         self.flights: Dict[str, Flight] = {}
@@ -146,6 +147,15 @@ class LeaderState:
         for name, memory in list(self.memories.items()):
             if self._seen.get(name, (0, 0.0))[0] != memory.version:
                 self._seen[name] = memory.version, time.monotonic()
+
+    def centers(self) -> Dict[str, Tuple[Memory, float]]:
+        """Return the memory of each vector with a center, and when that came (`time.time`)."""
+        now, wall = time.monotonic(), time.time()
+        return {
+            name: (memory, wall - (now - self._seen[name][1]))
+            for name, memory in list(self.memories.items())
+            if memory.version and name in self._seen
+        }
 
     def fresh_s(self) -> Optional[float]:
         """Return the age of the oldest of the last whole centers; None where there is none."""

@@ -72,7 +72,7 @@ class Mailbox(ABC):
         self._check_idle("count_from")
         np.copyto(self._memory.base, base)
 
-    def seed(self, seeder: bool, out: np.ndarray) -> bool:
+    def seed(self, seeder: bool, out: np.ndarray, resumed: bool = False) -> bool:
         """Make the seeder's x the center and fetch it; all leaders call it.
 
         `out` and the center are x to the bit on all clients, also where a second call replaces
@@ -84,6 +84,9 @@ class Mailbox(ABC):
             True on exactly one client.
         out : ndarray of float32, shape (n,)
             Receives the center.
+        resumed : bool, default False
+            True says that x is a center that was saved. Where it is not, and clients begin with a
+            center that a job before them left on disk, that one is taken in place of x.
 
         Returns
         -------
@@ -99,12 +102,12 @@ class Mailbox(ABC):
         """
         check_out(out, self.x.size)
         self._check_idle("seed")
-        joined = self._seed(bool(seeder))
+        joined = self._seed(bool(seeder), resumed)
         self._memory.copy_center(out)
         return joined
 
     @abstractmethod
-    def _seed(self, seeder: bool) -> bool: ...
+    def _seed(self, seeder: bool, resumed: bool) -> bool: ...
 
     def start_exchange(
         self, rule: str, alpha: float, kinds: np.ndarray, timeout_s: float = 0.0

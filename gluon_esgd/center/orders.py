@@ -17,6 +17,7 @@ from .generation import Generation, Request
 from .leader_state import LeaderState
 from .lines import integer, text
 from .memory import ACKNOWLEDGED, IDLE, Memory
+from .snapshots import Snapshots
 
 __all__ = ["Orders"]
 
@@ -34,10 +35,17 @@ class Orders:
     new_agent : callable
         ``new_agent(generation, scheduler, client=, num_clients=, num_servers=, secret=)`` forks
         one.
+    snapshots : Snapshots, optional
+        Where a center may be that an earlier job left.
     """
 
-    def __init__(self, state: LeaderState, new_agent: Callable[..., AgentEnd]) -> None:
-        self._state, self._new_agent = state, new_agent
+    def __init__(
+        self,
+        state: LeaderState,
+        new_agent: Callable[..., AgentEnd],
+        snapshots: Optional[Snapshots] = None,
+    ) -> None:
+        self._state, self._new_agent, self._snapshots = state, new_agent, snapshots
         self._latest = 0  # number of the last generation that was prepared
         self._seeds: Optional[List[str]] = None  # asked for, not begun
         self._works: List[Tuple[Sequence[Request], Callable[[bool], None]]] = []
@@ -115,7 +123,7 @@ class Orders:
             state.drop(state.preparing, "was replaced by a newer one")
         agent = self._new_agent(number, scheduler, secret=state.secret, **members)
         with state.changed:
-            state.preparing = Generation(number, agent, vectors)
+            state.preparing = Generation(number, agent, vectors, members["client"])
 
     def _hold(self, message: Message) -> None:
         state, number, hard = self._state, integer(message, "generation"), bool(message["hard"])
@@ -197,7 +205,16 @@ class Orders:
         if generation is None or name not in state.offers:
             filled(False)
         else:
+            self._take_snapshot(name)
             self._ask(generation, "fill", [name], filled)
+
+    def _take_snapshot(self, name: str) -> None:
+        """Let the center begin as one that was left on disk, if nobody resumes with another."""
+        state = self._state
+        if self._snapshots is None or name in state.preferred:
+            return
+        if self._snapshots.read(name, state.memories[name]):
+            _log.info("the center of %r goes on from the one that was on disk", name)
 
     def _filled(self, message: Message) -> None:
         name = text(message, "name")

@@ -77,7 +77,7 @@ class PeerMailbox:
         self.center_version = 0
         self.bytes_moved = 0
 
-    def seed(self, seeder: bool, out: np.ndarray) -> bool:
+    def seed(self, seeder: bool, out: np.ndarray, resumed: bool = False) -> bool:
         """Make the seeder's x the center and fetch it; all leaders call it.
 
         A second call replaces the center and stops it, where it has momentum.

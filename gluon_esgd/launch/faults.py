@@ -131,6 +131,8 @@ def _scheduler(spec: JobSpec, addresses: Mapping[str, str]) -> Iterator[str]:
 def _options(spec: JobSpec) -> Iterator[str]:
     if spec.start_timeout_s is not None and not 0 < spec.start_timeout_s < float("inf"):
         yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds, and finite"
+    if spec.center_snapshot_s is not None and not 0 < spec.center_snapshot_s < float("inf"):
+        yield f"--center-snapshot {spec.center_snapshot_s:g} must be above 0 seconds, and finite"
     if not 0 <= spec.grace_s < float("inf"):
         yield f"--grace {spec.grace_s:g} must be at least 0 seconds, and finite"
     yield from _restarts(spec)

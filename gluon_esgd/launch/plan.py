@@ -201,6 +201,7 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
         compression=spec.compression or site.base.compression,
         start_timeout_s=spec.start_timeout_s or site.base.start_timeout_s,
         grace_s=spec.grace_s,
+        center_snapshot_s=spec.center_snapshot_s or site.base.center_snapshot_s,
     )
     return replace(site.base, **values)
 

@@ -47,6 +47,8 @@ class JobSpec:
         How often a client is started again; unset: 3 where it can come back to a center.
     min_clients : int, optional
         With how many clients the job goes on when one is not started again; unset: all.
+    center_snapshot_s : float, optional
+        How often the center is written to disk; unset: left to the environment.
     grace_s : float
         How long ranks have from a SIGTERM to the launcher to their end.
     resume : bool
@@ -84,6 +86,7 @@ class JobSpec:
     port: Optional[int] = None
     max_restarts: Optional[int] = None
     min_clients: Optional[int] = None
+    center_snapshot_s: Optional[float] = None
     grace_s: float = 30.0
     resume: bool = False
     bind: str = "cores"

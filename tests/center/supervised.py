@@ -24,9 +24,16 @@ class Supervised:
     """Station, servers of the current generation, and one link for each client."""
 
     def __init__(
-        self, folder: Path, clients: int, servers: int = 1, sync: bool = False, **terms: Any
+        self,
+        folder: Path,
+        clients: int,
+        servers: int = 1,
+        sync: bool = False,
+        snapshot_s: Optional[float] = None,
+        **terms: Any,
     ) -> None:
         self.folder, self.servers, self.sync = folder, servers, sync
+        self.snapshot_s = snapshot_s
         self.terms = {"start_timeout_s": LIMIT_S, "limit_s": 20.0, **terms}
         self.station = Station(folder)
         self.station.begin()
@@ -42,7 +49,9 @@ class Supervised:
     def add(self, client: int, clients: int, life: int = 0) -> GenerationLink:
         """Make the link of one client, in place of one that it had."""
         terms = LinkTerms(client, clients, self.servers, self.sync, str(self.folder), **self.terms)
-        link = GenerationLink(str(self.station.socket), terms, life=life, stall_s=2.5)
+        link = GenerationLink(
+            str(self.station.socket), terms, life=life, snapshot_s=self.snapshot_s, stall_s=2.5
+        )
         self.links[client : client + 1] = [link]
         self.hear(client, "hello", life=life)
         self.tell(client, "welcome", secret="5e" * 32)
@@ -92,10 +101,17 @@ class Supervised:
         self.mailboxes.append([future.result(LIMIT_S) for future in begun])
         return self.mailboxes[-1]
 
-    def seed(self, mailboxes: Sequence[GenerationMailbox], again: bool = False) -> List[np.ndarray]:
+    def seed(
+        self,
+        mailboxes: Sequence[GenerationMailbox],
+        again: bool = False,
+        resumed: bool = False,
+    ) -> List[np.ndarray]:
         """Let all clients seed, client 0 with its x; return what each gets."""
         outs = [np.empty_like(mailbox.x) for mailbox in mailboxes]
-        begun = self.at_once(lambda m, k, out: m.seed(k == 0, out), mailboxes, self.clients, outs)
+        begun = self.at_once(
+            lambda m, k, out: m.seed(k == 0, out, resumed), mailboxes, self.clients, outs
+        )
         name = mailboxes[0].name
         for k in self.clients:
             self.hear(k, "offer", name=name, again=again)

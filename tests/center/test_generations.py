@@ -422,3 +422,25 @@ def test_sums_go_on_under_rule_sgd_and_a_lost_agent_is_an_error(tmp_path: Path) 
         with pytest.raises(CenterError, match="client 0: its agent was lost during the sum of 'm1"):
             reducing.result(LIMIT_S)
         job.hear(0, "lost", generation=2)
+
+
+def test_a_center_on_disk_goes_before_weights_but_not_before_one_that_was_saved(
+    tmp_path: Path,
+) -> None:
+    with supervised(tmp_path, 2, snapshot_s=0.01) as job:
+        mailboxes = job.attach(PARTS)
+        mailboxes[0].x[:], mailboxes[1].x[:] = 1, 2
+        job.seed(mailboxes)
+        start(mailboxes[0], np.full(N, 3, np.float32))
+        collect(mailboxes[0], np.zeros(N, np.float32))
+        left = pulled(mailboxes[0])
+    (path,) = (tmp_path / "checkpoints" / "center").iterdir()  # written by those who leave
+    assert np.load(path).tobytes() == left.tobytes()
+    for resumed in (False, True):
+        with supervised(tmp_path / str(resumed), 2, snapshot_s=1000.0) as job:
+            (tmp_path / str(resumed) / "checkpoints").symlink_to(tmp_path / "checkpoints")
+            mailboxes = job.attach(PARTS)
+            mailboxes[0].x[:] = mailboxes[1].x[:] = 5
+            outs = job.seed(mailboxes, resumed=resumed)
+            wanted = np.full(N, 5, np.float32) if resumed else left
+            assert all(out.tobytes() == wanted.tobytes() for out in outs)

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from gluon_esgd.center import CenterLink, even_chunks, lifeline, pslite, wire
 from gluon_esgd.center.contract import check_contract, faults, row
 from gluon_esgd.center.memory import Memory
+from gluon_esgd.center.snapshots import Snapshots
 
 
 def table(*contracts: Dict[str, int], seeders: Any = (0,)) -> np.ndarray:
@@ -204,3 +206,31 @@ def test_all_faults_of_a_link_at_once() -> None:
         assert part in str(caught.value)
     with pytest.raises(ValueError, match=re.escape("client=2 must be below num_clients=2")):
         CenterLink("h:1", client=2, num_clients=2, num_servers=1, sync=False)
+
+
+def test_a_snapshot_is_read_into_x_where_layout_and_file_are_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, folder = Memory.create([3, 2], [(0, 5)]), tmp_path / "center"
+    snapshots = Snapshots(folder, every_s=1000.0)
+    memory.buffers[1][:] = [1, 2, 3, 4, 5]
+    memory.set_center(1, 1)
+    snapshots.look({"a/b": (memory, 100.0)})
+    assert not folder.exists()  # it is not time
+    snapshots.write({"a/b": (memory, 100.0)})
+    (path,) = folder.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700 and path.stat().st_mode & 0o777 == 0o600
+    assert snapshots.read("a/b", memory) and memory.x.tolist() == [1, 2, 3, 4, 5]
+    memory.buffers[1][:] = 7
+    snapshots.write({"a/b": (memory, 99.0)})  # an older one
+    assert snapshots.read("a/b", memory) and memory.x[0] == 1
+    snapshots.write({"a/b": (memory, 101.0)})
+    assert snapshots.read("a/b", memory) and memory.x[0] == 7
+    assert not snapshots.read("a/b", Memory.create([2, 3], [(0, 5)]))
+    assert not snapshots.read("other", memory)
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:40], b"", b"PK" + whole, whole.replace(b"<f4", b"<i4")):
+        path.write_bytes(damaged)
+        memory.x[:] = 0
+        assert not snapshots.read("a/b", memory) and not memory.x.any()
+    assert caplog.text.count("not used") == 5

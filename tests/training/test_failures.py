@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from typing import Any
+from typing import Any, Dict
 
 import mxnet as mx
 import pytest
@@ -82,7 +82,7 @@ def test_a_stall_is_reported_and_ends_within_its_limit() -> None:
     )
 
 
-def agent_killed() -> None:
+def agent_killed(settings: Dict[str, int]) -> None:
     from gluon_esgd.job import job
 
     def before(i: int, _: Any) -> None:
@@ -90,15 +90,22 @@ def agent_killed() -> None:
         if i == 5 and link is not None and job().world.client == 1:
             os.kill(link.agent_pid, signal.SIGKILL)
 
-    train_and_tell(2000, before, interval=2)
+    train_and_tell(2000, before, **settings)
 
 
 @pytest.mark.servers
-def test_a_lost_agent_is_an_error_on_all_ranks_of_its_client() -> None:
-    ended = run_once(Shape(4, 2, 1, "esgd"), agent_killed, timeout=60)
+def test_a_lost_agent_is_replaced_while_training_goes_on() -> None:
+    ended = run_once(Shape(4, 2, 1, "esgd"), agent_killed, {"interval": 2}, timeout=60)
+    assert ended.code == 0, ended.output
+    assert "gluon-esgd: generation 2: client 1 lost its agent" in ended.output
+
+
+@pytest.mark.servers
+def test_under_sgd_a_lost_agent_ends_the_job() -> None:
+    ended = run_once(Shape(4, 2, 1, "sgd"), agent_killed, {}, timeout=60)
     assert ended.code != 0
-    assert re.search(r"worker 2 raised CenterError: .*agent", ended.output)
-    assert re.search(r"worker 3 raised CenterError: .*agent", ended.output)
+    why = "client 1 lost its agent: .*; under rule sgd there is no center to go on from"
+    assert re.search(why, ended.output), ended.output
 
 
 def one_client_fails() -> None:

@@ -1,0 +1,108 @@
+"""The center on disk, for a job that has lost every process that held it in memory.
+
+One file for each vector, ``{name}-{checksum of its sizes}.npy``: float32, as numpy writes it. It is
+written beside its place and then moved there, so it is whole or not there. Its time is when the
+center came from the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Mapping, Optional, Tuple
+from urllib.parse import quote
+
+import numpy as np
+
+from .contract import own_contract
+from .memory import Memory
+
+__all__ = ["Snapshots"]
+
+Centers = Mapping[str, Tuple[Memory, float]]  # by name: memory, and when its center came
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Writes the last whole centers of a leader, and reads them.
+
+    Parameters
+    ----------
+    folder : Path
+        Made, private, at the first write.
+    every_s : float
+        Seconds from one write to the next.
+    """
+
+    def __init__(self, folder: Path, every_s: float) -> None:
+        self._folder, self._every_s = folder, every_s
+        self._written_at = time.monotonic()
+        self._thread: Optional[threading.Thread] = None
+
+    def look(self, centers: Centers) -> None:
+        """Begin to write what is new, on a thread, when it is time; does not wait."""
+        busy = self._thread is not None and self._thread.is_alive()
+        if busy or time.monotonic() - self._written_at < self._every_s:
+            return
+        self._written_at = time.monotonic()
+        self._thread = threading.Thread(
+            target=self.write, args=(centers,), name="center snapshot", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, centers: Centers) -> None:
+        """Write the centers that are newer than those on disk; a failure is logged."""
+        for name, (memory, came_at) in centers.items():
+            path = self._path(name, memory)
+            try:
+                if not path.exists() or path.stat().st_mtime < came_at:
+                    self._write(path, memory, came_at)
+            except OSError as error:
+                _log.warning("the center of %r was not written to disk: %s", name, error)
+
+    def _write(self, path: Path, memory: Memory, came_at: float) -> None:
+        center = np.empty(memory.size, np.float32)
+        memory.copy_center(center)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Two leaders may write at the same time, one that leaves and the one that writes else.
+        beside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(fd, "wb") as file:
+                np.save(file, center, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            os.utime(beside, (came_at, came_at))
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+
+    def read(self, name: str, memory: Memory) -> bool:
+        """Put the center that was written of a vector into its x, if there is one of its layout."""
+        path = self._path(name, memory)
+        if not path.exists():
+            return False
+        try:
+            center = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            _log.warning("%s is damaged and not used: %s", path, error)
+            return False
+        if center.dtype != np.float32 or center.shape != (memory.size,):
+            _log.warning(
+                "%s holds %s of shape %s, not float32 of shape (%d,), and is not used",
+                path, center.dtype, center.shape, memory.size,
+            )  # fmt: skip
+            return False
+        np.copyto(memory.x, center)
+        return True
+
+    def _path(self, name: str, memory: Memory) -> Path:
+        checksum = own_contract(memory.sizes.tolist(), memory.chunks)["sizes (checksum)"]
+        return self._folder / f"{quote(name, safe='')}-{checksum:08x}.npy"
