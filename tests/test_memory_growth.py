@@ -13,6 +13,7 @@ import pytest
 from gluon_esgd.center.given_up import close_given_up
 from gluon_esgd.launch.proc import descendants
 from gluon_esgd.rounds import ClientRounds
+from gluon_esgd.topology import World
 
 from .pool import Pools, Shape, label
 from .training.problems import batches, make_trainer, network, train_step
@@ -119,7 +120,7 @@ class FakeBox:
 
 def test_boxes_of_rounds_are_closed_when_the_rounds_are_gone() -> None:
     link: Any = FakeLink()
-    rounds = ClientRounds(None, link, "trainer0")  # type: ignore[arg-type]
+    rounds = ClientRounds(World(num_clients=2), link, "trainer0")
     rounds.lay([8, 8])
     rounds.lay([8])
     close_given_up()

@@ -86,5 +86,5 @@ class DirectMailbox(Mailbox):
     def close(self) -> None:
         """Let the agent forget this mailbox; the center stays on the servers. Idempotent."""
         self._link._detach(self)
-        self._ticket = None
+        self._ticket, self._is_closed = None, True
         self._memory.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
@@ -145,6 +144,7 @@ class GenerationLink(ServersLink):
             raise
         with state.changed:
             here = state.memories.setdefault(name, memory)
+            state.left.discard(name)
             state.registered[name] = message
             state.refused.pop(name, None)
         if here is not memory:  # the launcher refuses it, where it is laid out in another way
@@ -213,6 +213,7 @@ class GenerationLink(ServersLink):
         self._closed = True
         self._control.close()
         self._close_ends()
+        self._control.state.forget_all_but(set())
 
     # What mailboxes use.
 
@@ -221,7 +222,10 @@ class GenerationLink(ServersLink):
         state, end = self._control.state, time.monotonic() + limit_s
         state.check_owner()
         with state.changed:
-            while state.wait(lambda: state.usable(name), end - time.monotonic()):
+            while (
+                state.wait(lambda: state.usable(name), end - time.monotonic())
+                and time.monotonic() < end
+            ):
                 request = self._ask_current(name, command, fields, end)
                 if request.error is not None:
                     raise CenterError(f"client {self.client}: {request.error}")
@@ -273,11 +277,9 @@ class GenerationLink(ServersLink):
         self._bytes_of_closed += mailbox.bytes_moved
         state, name = self._control.state, mailbox.name
         with state.changed:
-            for table in (state.memories, state.registered, state.flights):
-                table.pop(name, None)
+            state.registered.pop(name, None)
+            state.flights.pop(name, None)
             state.attached.discard(name)
-            if state.current is not None and state.current.memories.pop(name, None) is not None:
-                with contextlib.suppress(CenterError):
-                    state.current.ask("detach", name=name)
+            state.left.add(name)  # its memory stays until a generation comes without it
         if not self._closed:
             self._control.say({"say": "detach", "name": name})

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationMailbox"]
 
+_DYING_S = 0.1  # for the agent of the generation before to be gone
+
 
 class GenerationMailbox(Mailbox):
     """A mailbox of whatever agent its link has at the time.
@@ -40,6 +42,8 @@ class GenerationMailbox(Mailbox):
         state = self._state
         state.check_owner()
         with state.changed:
+            if state.current is not None and state.hold is None:
+                timeout_s = max(timeout_s, _DYING_S)
             state.wait(lambda: state.usable(self.name), timeout_s)
             generation = state.usable(self.name)
             if generation is None:
@@ -94,9 +98,27 @@ class GenerationMailbox(Mailbox):
             return False
         joined = self._offer(resumed)
         self._seeded = True
-        limit_s = self._link.start_timeout_s
-        self._ask_pull(limit_s, rebase=True)
+        self._ask_pull(self._link.start_timeout_s, rebase=True)
+        if not joined:
+            self._wait_for_pulls()
         return joined
+
+    def _wait_for_pulls(self) -> None:
+        """Let no client move the center before all that began with it have pulled it."""
+        state, limit_s = self._state, self._link.start_timeout_s
+        with state.changed:
+            state.starts.add(self.name)
+        self._link._control.say({"say": "pulled", "name": self.name})
+        with state.changed:
+            try:
+                there = state.wait(lambda: self.name not in state.starts, limit_s)
+            finally:
+                state.starts.discard(self.name)
+        if not there:
+            raise CenterError(
+                f"client {self._link.client}: not all clients have taken the start of "
+                f"'{self.name}' within {limit_s:g} s"
+            )
 
     def _offer(self, resumed: bool) -> bool:
         """Offer x as the center; return whether there was one already, once there is one."""
@@ -147,4 +169,4 @@ class GenerationMailbox(Mailbox):
     def close(self) -> None:
         """Let launcher and agent forget this mailbox. Idempotent."""
         self._link._detach(self)
-        self._memory.close()
+        self._is_closed = True

@@ -69,6 +69,8 @@ class LeaderState:
         self.offers: Dict[str, Dict[str, Any]] = {}
         self.preferred: Set[str] = set()  # offers that go before a center on disk
         self.filled: Dict[str, bool] = {}  # name to whether it was filled before
+        self.starts: Set[str] = set()  # that are pulled, and wait for all others' pulls
+        self.left: Set[str] = set()  # whose mailbox is closed; others may still need their center
         self.meets: Set[str] = set()
         self.flights: Dict[str, Flight] = {}
         self.rules: Dict[str, str] = {}  # of the last exchange of each vector
@@ -142,6 +144,14 @@ class LeaderState:
                 raise ValueError(f"vector {vector['name']!r} is laid out in another way here")
         return here
 
+    def forget_all_but(self, names: Set[str]) -> None:
+        """Give back what closed mailboxes left, but for vectors that the job still has."""
+        with self.changed:
+            for name in self.left - names:
+                self.left.discard(name)
+                self._seen.pop(name, None)
+                self.memories.pop(name).close()
+
     def look_for_centers(self) -> None:
         """Note when the last whole center of each vector came."""
         for name, memory in list(self.memories.items()):
@@ -176,6 +186,7 @@ class LeaderState:
             hello = {"client": member.client, "pid": self._owner, "life": member.life}
             words: List[Dict[str, Any]] = [{"say": "hello", **hello}]
             words += [*self.registered.values(), *self.offers.values()]
+            words += [{"say": "pulled", "name": name} for name in self.starts]
             words += [{"say": "meet", "what": what} for what in self.meets]
             if self.preparing is not None and self.preparing.ready:
                 words.append({"say": "ready", "generation": self.preparing.number})

@@ -32,6 +32,7 @@ class Mailbox(ABC):
         self.x = memory.x
         self._memory, self._sync = memory, sync
         self._serial = 0  # of the last exchange
+        self._is_closed = False
 
     @property
     @abstractmethod
@@ -254,7 +255,7 @@ class Mailbox(ABC):
         """Let the agent forget this mailbox; the center stays on the servers. Idempotent."""
 
     def _check_idle(self, what: str) -> None:
-        if self._memory.fd < 0:
+        if self._is_closed:
             raise RuntimeError(f"{what}() of '{self.name}', which is closed; attach() a new one")
         if self.in_flight:
             raise RuntimeError(

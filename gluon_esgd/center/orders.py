@@ -59,6 +59,7 @@ class Orders:
             "attached": self._attached,
             "fill": self._fill,
             "filled": self._filled,
+            "started": self._started,
             "refuse": self._refuse,
             "met": self._met,
         }
@@ -119,6 +120,7 @@ class Orders:
         ]
         scheduler = text(message, "scheduler")
         self._latest, self._seeds = number, None
+        state.forget_all_but({name for name, _, _ in vectors})
         with state.changed:
             state.drop(state.preparing, "was replaced by a newer one")
         agent = self._new_agent(number, scheduler, secret=state.secret, **members)
@@ -221,6 +223,10 @@ class Orders:
         with self._state.changed:
             if name in self._state.offers:
                 self._state.filled[name] = bool(message.get("joined", False))
+
+    def _started(self, message: Message) -> None:
+        with self._state.changed:
+            self._state.starts.discard(text(message, "name"))
 
     def _refuse(self, message: Message) -> None:
         with self._state.changed:

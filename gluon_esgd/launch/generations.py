@@ -212,6 +212,9 @@ class Generations:
     def _on_filled(self, member: Member, said: Message) -> None:
         self.offers.answer(member.client, said["name"], said["ok"])
 
+    def _on_pulled(self, member: Member, said: Message) -> None:
+        self.offers.pulled(member.client, said["name"])
+
     def _on_meet(self, member: Member, said: Message) -> None:
         self.offers.meet(member.client, said["what"])
 

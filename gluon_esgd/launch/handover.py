@@ -123,7 +123,8 @@ class HandOver:
 
     def held(self, client: int, fresh: Optional[float]) -> None:
         """Nothing of a client is in flight; its last whole center is `fresh` seconds old."""
-        self._held[client] = fresh
+        # Leaders say it at different moments: what counts is when the center came.
+        self._held[client] = None if fresh is None else self._outside.clock() - fresh
 
     def saved(self, client: int, ok: bool) -> None:
         """A client has, or has not, pulled the old center."""
@@ -217,8 +218,9 @@ class HandOver:
         return sorted(self.veterans, key=lambda k: (k in self.agentless, k not in self._held, k))
 
     def _freshest(self) -> Optional[int]:
-        known = {k: age for k, age in self._held.items() if age is not None and k in self.members}
-        return min(known, key=lambda k: (k in self.poor, known[k], k), default=None)
+        known = {k: came for k, came in self._held.items() if came is not None}
+        there = [client for client in known if client in self.members]
+        return min(there, key=lambda k: (k in self.poor, -known[k], k), default=None)
 
     def _seed_by(self, client: Optional[int], saved: bool = True) -> None:
         self.source = client

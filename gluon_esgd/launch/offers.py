@@ -23,6 +23,9 @@ class Offers:
         self._filling: Dict[str, int] = {}
         self._owed: Dict[Tuple[str, int], int] = {}  # answers to "fill" that are still to come
         self._meetings: Dict[str, Set[int]] = {}
+        # Who pulls what was just filled, and who has: nobody moves it before all have.
+        self._pulling: Dict[str, Set[int]] = {}
+        self._pulled: Dict[str, Set[int]] = {}
 
     def offer(self, client: int, name: str, again: bool) -> None:
         """Note that a leader holds start values; `again`: they are to replace the center."""
@@ -37,7 +40,7 @@ class Offers:
         for offers in self._offers.values():
             offers.pop(client, None)
         self._filling = {name: k for name, k in self._filling.items() if k != client}
-        for who in self._meetings.values():
+        for who in (*self._meetings.values(), *self._pulling.values(), *self._pulled.values()):
             who.discard(client)
         self._owed = {key: n for key, n in self._owed.items() if key[1] != client}
 
@@ -67,8 +70,18 @@ class Offers:
         del self._filling[name]
         if ok:
             self.filled.add(name)
-            for each in self._offers.pop(name, {}):
+            offers = self._offers.pop(name, {})
+            self._pulling[name], self._pulled[name] = set(offers), set()
+            for each in offers:
                 self._tell(each, {"do": "filled", "name": name, "joined": False})
+
+    def pulled(self, client: int, name: str) -> None:
+        """Note that a leader has pulled what was filled."""
+        if name not in self._pulling:  # it was told before, when it could not hear
+            self._tell(client, {"do": "started", "name": name})
+        elif client in self._pulling[name]:
+            self._pulling[name].discard(client)
+            self._pulled[name].add(client)
 
     def settle(self, live: Sequence[int], crew: Collection[int], names: Collection[str]) -> None:
         """Answer what can be answered: `crew` takes part in the running generation of `names`."""
@@ -79,7 +92,11 @@ class Offers:
                 self._fill(name, min(live))
 
     def settle_meetings(self, live: Sequence[int]) -> None:
-        """Tell those who met, once no live leader is missing."""
+        """Tell those who met, once no live leader is missing; those who pulled, once all have."""
+        for name in [name for name, who in self._pulling.items() if not who & set(live)]:
+            del self._pulling[name]
+            for client in sorted(self._pulled.pop(name)):
+                self._tell(client, {"do": "started", "name": name})
         for what in [what for what, who in self._meetings.items() if who and who >= set(live)]:
             for client in sorted(self._meetings.pop(what)):
                 self._tell(client, {"do": "met", "what": what})

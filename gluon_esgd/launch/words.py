@@ -70,6 +70,7 @@ _LEADER: Mapping[str, Mapping[str, Check]] = {
     "lost": {"generation": _count, "stall": _flag, "why": _text},
     "offer": {"name": _text, "again": _flag},
     "filled": {"name": _text, "ok": _flag},
+    "pulled": {"name": _text},
     "meet": {"what": _text},
     "detach": {"name": _text},
     "progress": {**_PROGRESS, "staleness_s": _seconds_or_none},

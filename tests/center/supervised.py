@@ -119,6 +119,10 @@ class Supervised:
         self.hear(0, "filled", name=name, ok=True)
         for k in self.clients:
             self.tell(k, "filled", name=name)
+        for k in self.clients:
+            self.hear(k, "pulled", name=name)
+        for k in self.clients:
+            self.tell(k, "started", name=name)
         assert [future.result(LIMIT_S) for future in begun] == [False] * len(outs)
         self.filled = [*self.filled, *([] if again else [name])]
         return outs

@@ -111,7 +111,7 @@ def test_a_generation_and_what_it_does_not_obey(
         agents.memories[0].x[:] = 1
         agents.all("seed", [{"seeder": True}, {"seeder": False}])
         agents.memories[1].x[:] = 5
-        agents.ends[1].call("", LIMIT_S, "exchange", name="m", rule="esgd", alpha=0.5)
+        agents.ends[1].call("", LIMIT_S, "exchange", name="m", rule="esgd", alpha=0.5, serial=1)
         agents.ends[0].call("", LIMIT_S, "pull", name="m", sync=False, rebase=False)
         center = np.empty(N, np.float32)
         assert agents.memories[0].copy_center(center) and (center == 3).all()

@@ -455,6 +455,21 @@ def test_start_values_come_from_the_lowest_client_once_all_have_offered():
     assert sorted(run.told("filled"), key=str) == [(k, filled) for k in range(3)]
 
 
+def test_nobody_goes_on_before_all_that_live_have_pulled_the_start():
+    run = Job(3).started(0, 1, 2, filled=False)
+    for client in range(3):
+        run.says(client, "offer", name="trainer0", again=False)
+    run.says(0, "filled", name="trainer0", ok=True)
+    run.says(0, "pulled", name="trainer0")
+    run.says(2, "pulled", name="trainer0")
+    assert run.told("started") == []
+    run.gone(1)
+    started = {"do": "started", "name": "trainer0"}
+    assert run.told("started") == [(0, started), (2, started)]
+    run.says(0, "pulled", name="trainer0")  # who could not hear it says so once more
+    assert run.told("started") == [(0, started)]
+
+
 def test_an_offer_of_an_earlier_life_does_not_count():
     run = Job().started(0, 1, filled=False)
     run.says(1, "offer", name="trainer0", again=False)

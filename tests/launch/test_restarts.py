@@ -176,7 +176,7 @@ def test_a_station_that_dies_is_started_again(start):
     assert f"station 0 (pid {pid} on localhost) failed: SIGKILL; starting another" in (
         job.err.decode()
     )
-    assert generations(job)[-1]["why"].startswith("station 0 ended")
+    assert any(g["why"].startswith("station 0 ended") for g in generations(job)[1:])
 
 
 def test_a_station_that_cannot_start_fails_the_job(start):

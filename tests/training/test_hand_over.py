@@ -25,7 +25,7 @@ class _Box:
         self.waits: List[float] = []
         self.distance, self.bytes_moved = 1.0, 0
 
-    def seed(self, seeder: bool, out: np.ndarray) -> bool:
+    def seed(self, seeder: bool, out: np.ndarray, resumed: bool = False) -> bool:
         out[:] = START if self.joined else self.x
         return self.joined
 

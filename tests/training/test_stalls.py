@@ -93,7 +93,7 @@ CASES: Dict[str, Tuple[Shape, str, int, str, str]] = {
         "step",
         2,
         f"client 0: rank 0 waits in the sum over clients of {_NAME}{_FOR}",
-        f"{_NAME}, seen by rank 1: rank 0: client 0: .*no answer within 18 s to the sum of",
+        f"{_NAME}, seen by rank 1: rank 0: client 0: no answer within 18 s to the sum of",
     ),
     "split sgd": (
         _job(4, 2, 0, "sgd"),
@@ -107,7 +107,7 @@ CASES: Dict[str, Tuple[Shape, str, int, str, str]] = {
         "center",
         2,
         rf"client 0: rank 0 waits in the center \(sync=True\) of 'trainer0', step 3{_FOR}",
-        "CenterError: .*no answer within 18 s to a pull of 'trainer0', for which all 2 clients",
+        "CenterError: client 0: not all clients came within 18 s to the pull of 'trainer0'",
     ),
 }
 
