@@ -347,6 +347,7 @@ class Generations:
             self.offers.lose()
         count = len(self.members.expected)
         for client in sorted(self.crew):
+            self.members.enter(client)
             go = {"do": "go", "generation": self.running, "num_clients": count}
             self._tell(client, go)
         self._end_roles(self.running - 1)

@@ -24,6 +24,9 @@ class Member:
         Whether a station holds its connection, and whether it took its leave.
     absent : bool
         Its agent was not ready in time; until it says something, no generation waits for it.
+    took_part : bool
+        Whether it was in a generation. It stays in, also while it has no trainer: it may make the
+        next one, for which the others are to wait.
     vectors : dict
         What it registered, by name.
     answered : set of str
@@ -39,6 +42,7 @@ class Member:
     connected: bool = True
     finished: bool = False
     absent: bool = False
+    took_part: bool = False
     vectors: Dict[str, Vector] = field(default_factory=dict)
     answered: Set[str] = field(default_factory=set)
     progress: Dict[str, Any] = field(default_factory=dict)
@@ -46,7 +50,8 @@ class Member:
     @property
     def live(self) -> bool:
         """Whether generations are to have it."""
-        return self.connected and not self.finished and bool(self.vectors)
+        there = self.connected and not self.finished
+        return there and (self.took_part or bool(self.vectors))
 
 
 class Members:
@@ -69,7 +74,13 @@ class Members:
 
     def hello(self, client: int, pid: int, life: int, host: int) -> None:
         """Enter a leader; one that only lost its connection registers its vectors once more."""
-        self._all[client] = Member(client, pid, life, host)
+        before = self._all.get(client)
+        took_part = before is not None and before.pid == pid and before.took_part
+        self._all[client] = Member(client, pid, life, host, took_part=took_part)
+
+    def enter(self, client: int) -> None:
+        """Note that a client takes part in a generation."""
+        self._all[client].took_part = True
 
     def drop(self, client: int) -> None:
         """Forget a leader."""

@@ -455,6 +455,19 @@ def test_start_values_come_from_the_lowest_client_once_all_have_offered():
     assert sorted(run.told("filled"), key=str) == [(k, filled) for k in range(3)]
 
 
+def test_a_client_that_has_closed_its_trainers_is_waited_for_at_the_next_one():
+    run = job()
+    for client in (0, 1):
+        run.says(client, "detach", name="trainer0")
+    run.register(0, name="trainer1")
+    assert run.machine.handover is None
+    run.register(1, name="trainer1")
+    run.serve()
+    run.ready(0, 1)
+    run.held(_0=None, _1=None)
+    assert run.machine.running == 2 and run.machine.crew.keys() == {0, 1}
+
+
 def test_nobody_goes_on_before_all_that_live_have_pulled_the_start():
     run = Job(3).started(0, 1, 2, filled=False)
     for client in range(3):
