@@ -98,6 +98,11 @@ class ZygoteEnd:
                 return "is gone"
             time.sleep(_POLL_S)
 
+    def hear(self) -> None:
+        """Take in what it has said of its children: unread, that would block it some day."""
+        with self._lock:
+            self._drain()
+
     def _drain(self) -> bool:
         said, is_gone = self.news()
         for message in said:

@@ -80,6 +80,7 @@ class GenerationLink(ServersLink):
         if not self._zygote.alive:
             self._zygote.close()
             self._zygote = self._new_zygote()
+        self._zygote.hear()
         return self._new_agent(generation, scheduler, generation=generation, **members)
 
     @property

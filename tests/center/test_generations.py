@@ -229,6 +229,14 @@ def test_after_its_zygote_a_leader_makes_another(plain: Plain) -> None:
     assert pulled(plain.boxes[1]).tobytes() == before.tobytes()
 
 
+def test_what_a_zygote_says_is_read_or_it_would_block_some_day(plain: Plain) -> None:
+    link, members = plain.job.links[0], {"client": 0, "num_clients": 1, "num_servers": 1}
+    for tag in range(1000, 1040):
+        link._next_agent(tag, "127.0.0.1:9", secret="", **members).close()
+    plain.job.hand_over()  # which waits for the zygote
+    assert len(link._zygote.news()[0]) < 20
+
+
 def test_a_hand_over_that_is_begun_again_keeps_the_center(plain: Plain) -> None:
     job, before = plain.job, pulled(plain.boxes[0])
     old = job.generation
