@@ -63,6 +63,14 @@ class Shape(NamedTuple):
         return environment(**{**({} if alone else split), **dict(self.settings)})
 
 
+def until(true: Callable[[], bool], limit_s: float) -> None:
+    """Wait until `true()`, or fail after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, f"not so within {limit_s:g} s"
+        time.sleep(0.01)
+
+
 def mpiexec(python: str) -> List[str]:
     """The mpiexec beside `python`, with what its vendor needs for many ranks on few cores."""
     found = shutil.which("mpiexec", path=str(Path(python).parent))

@@ -1,6 +1,5 @@
 import struct
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,8 @@ from tensorboardX.proto.event_pb2 import Event
 from gluon_esgd import telemetry
 from gluon_esgd.counters import Counters
 from gluon_esgd.telemetry import TrainingLog
+
+from .pool import until
 
 
 def curves(folder):
@@ -126,9 +127,7 @@ def test_a_failure_inside_comes_out_and_leaves_nothing(tmp_path):
         raise ZeroDivisionError
     assert "loss" not in curves(tmp_path / "client0")  # nothing is read from a broken engine
     log.close()
-    end = time.monotonic() + 20
-    while threading.active_count() > before and time.monotonic() < end:
-        pass
+    until(lambda: threading.active_count() <= before, 20.0)
     assert threading.active_count() == before
 
 

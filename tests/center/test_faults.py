@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Iterator, List
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from gluon_esgd.center import CenterLink, Mailbox
 from gluon_esgd.errors import CenterError
 
+from ..pool import until
 from .servers import Job, Servers, free_port
 
 pytestmark = pytest.mark.servers
@@ -49,14 +50,6 @@ def within(limit_s: float) -> Iterator[None]:
     yield
     took = time.monotonic() - start
     assert took < limit_s, f"took {took:.2f} s"
-
-
-def until(true: Callable[[], bool], limit_s: float) -> None:
-    """Wait until `true()`, or fail after `limit_s`."""
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, f"not so within {limit_s:g} s"
-        time.sleep(0.01)
 
 
 def ended(pid: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Iterator, List, Optional
@@ -18,7 +17,7 @@ from gluon_esgd.collectives.tuning import Table, load, serves
 from gluon_esgd.communicator import Communicator
 from gluon_esgd.settings import own_tuning_path
 
-from ..pool import OPEN_MPI_PYTHON, Pool, Shape, label
+from ..pool import OPEN_MPI_PYTHON, Pool, Shape, label, until
 
 KB, MB = 1 << 10, 1 << 20
 STEPS = [[64 * KB, "ring"], [MB, "library"], [None, "shared"]]
@@ -263,9 +262,8 @@ def test_plans_of_all_ranks_follow_the_table(tmp_path: Path, shape: Shape) -> No
         assert pool.run(_taken) == [["ring", "shared"]] * 2
         path.write_text("broken")
         assert pool.run(_taken) == [["shared", "shared"]] * 2
-        said, end = "is not used, but the built-in choices", time.monotonic() + 10
-        while said not in pool.said() and time.monotonic() < end:
-            time.sleep(0.01)  # mpiexec passes on what ranks say when it comes to it
+        said = "is not used, but the built-in choices"
+        until(lambda: said in pool.said(), 10.0)  # mpiexec passes it on when it comes to it
         assert pool.said().count(said) == 1
         path.write_text(json.dumps(document({"1x2": {"allreduce": STEPS}})))
         assert pool.run(_taken, str(path)) == [["ring", "library"]] * 2

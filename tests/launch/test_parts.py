@@ -14,6 +14,8 @@ from gluon_esgd.launch import mpi, proc, state
 from gluon_esgd.launch.rank import rank_of
 from gluon_esgd.launch.terminal import Terminal
 
+from ..pool import until
+
 READY = "import signal, time\nprint('ready', flush=True)\n"
 IGNORING = "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]\n"
 
@@ -117,9 +119,7 @@ def test_a_relay_dies_with_its_parent(marker):
     name, value = marker.split("=", 1)
     parent = [sys.executable, "-c", PARENT, READY + "time.sleep(600)"]
     subprocess.run(parent, env={**os.environ, name: value}, check=True, timeout=20)
-    limit = time.monotonic() + 10
-    while proc.job_processes(marker) and time.monotonic() < limit:
-        time.sleep(0.05)
+    until(lambda: not proc.job_processes(marker), 10.0)
 
 
 GRACEFUL = """
