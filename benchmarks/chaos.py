@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,13 @@ class Job:
                 found[kind].append(pid)
         return found
 
+    def owner(self, pid: int, clients: int) -> str:
+        """Return whose process it is: a client's, or the job's."""
+        for client in range(clients):
+            if pid in proc.job_processes(self.marker, proc.client_marker(client)):
+                return f"client {client}"
+        return "the job"
+
     def trace(self, client: int) -> List[Dict[str, Any]]:
         """Return what the leader of a client wrote down."""
         return _lines(self.folder / f"client{client}.trace")
@@ -98,13 +106,10 @@ def _lines(path: Path) -> List[Dict[str, Any]]:
 def _kind(pid: int, argvs: Dict[int, List[str]], parents: Dict[int, int]) -> Optional[str]:
     argv = argvs[pid]
     above = argvs.get(parents[pid], [])
-    if ZYGOTE in argv and ZYGOTE in above:
-        own = argvs.get(parents[parents[pid]], [])
-        if STATION not in own:
-            return "agent"
-        return _role(pid)
     if ZYGOTE in argv:
-        return "zygote"
+        # What a zygote has forked outlives it, with its command line.
+        is_zygote = ZYGOTE not in above and (STATION in above or str(WORKER) in above)
+        return "zygote" if is_zygote else _forked(pid)
     if STATION in argv and STATION not in above:
         return "station"
     if str(WORKER) in argv and RANK not in argv and RANK in above:
@@ -112,12 +117,13 @@ def _kind(pid: int, argvs: Dict[int, List[str]], parents: Dict[int, int]) -> Opt
     return None
 
 
-def _role(pid: int) -> str:
-    """A forked role has its log as standard output."""
+def _forked(pid: int) -> Optional[str]:
+    """Roles have a log of their own as standard output, agents that of their leader."""
     try:
-        return "scheduler" if "scheduler" in os.readlink(f"/proc/{pid}/fd/1") else "server"
+        log = os.path.basename(os.readlink(f"/proc/{pid}/fd/1"))
     except OSError:
-        return "server"
+        return None
+    return next((kind for kind in ("scheduler", "server") if log.startswith(kind)), "agent")
 
 
 def _parent(pid: int) -> int:
@@ -145,8 +151,12 @@ def recovery(job: Job, clients: int, since: float, changes: bool) -> Optional[Di
             return None
         firsts.append(done[0])
     after = [line for c in range(clients) for line in job.trace(c) if line["time"] > since]
-    lost = sum(line["lost"] for line in after)
-    return {"seconds": round(max(firsts) - since, 2), "generations": len(begun), "lost": lost}
+    return {
+        "seconds": round(max(firsts) - since, 2),
+        "generations": len(begun),
+        "exchanges_lost": sum(line["lost"] for line in after),
+        "slowest_step_s": round(max(line["slowest_s"] for line in after), 3),
+    }
 
 
 def disturb(job: Job, args: argparse.Namespace) -> List[Dict[str, Any]]:
@@ -158,17 +168,40 @@ def disturb(job: Job, args: argparse.Namespace) -> List[Dict[str, Any]]:
     for kind in kinds:
         time.sleep(chance.uniform(0.2, 1.5))
         victims = _wait(job, args.limit, lambda kind=kind: job.processes()[kind])
-        pid, since = chance.choice(sorted(victims)), time.time()
+        pid = chance.choice(sorted(victims))
+        of, since = job.owner(pid, args.clients), time.time()
         os.kill(pid, signal.SIGKILL)
-        changes = kind != "zygote"
         found = _wait(
             job,
             args.limit,
-            lambda: recovery(job, args.clients, since, changes),  # noqa: B023
+            lambda: recovery(job, args.clients, since, kind != "zygote"),  # noqa: B023
         )
-        kills.append({"kind": kind, **found})
-        print(f"{kind:9} {found['seconds']:6.2f} s, {found['lost']} exchanges lost", flush=True)
+        kills.append({"kind": kind, "of": of, **found})
+        print(_row(kills[-1]), flush=True)
     return kills
+
+
+def _row(kill: Dict[str, Any]) -> str:
+    who = f"{kill['kind']} of {kill['of']}"
+    lost, slowest = kill["exchanges_lost"], kill["slowest_step_s"]
+    return f"{who:22}{kill['seconds']:6.2f} s, {lost} exchanges lost, slowest step {slowest:.3f} s"
+
+
+def by_kind(kills: Sequence[Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """Return, for each kind of process, what its kills cost."""
+    found = {}
+    for kind in KINDS:
+        made = [kill for kill in kills if kill["kind"] == kind]
+        if made:
+            seconds = [kill["seconds"] for kill in made]
+            found[kind] = {
+                "kills": len(made),
+                "seconds_median": round(statistics.median(seconds), 2),
+                "seconds_most": max(seconds),
+                "exchanges_lost": sum(kill["exchanges_lost"] for kill in made),
+                "slowest_step_s": max(kill["slowest_step_s"] for kill in made),
+            }
+    return found
 
 
 def _wait(job: Job, limit_s: float, done: Any) -> Any:
@@ -215,6 +248,7 @@ def run(args: argparse.Namespace, kills: bool) -> Dict[str, Any]:
         "steps": [end["step"] for end in ends],
         "slowest_step_s": max(slow),
         "kills": made,
+        "by_kind": by_kind(made),
         "processes_left": len(left),
         "shared_memory_left": sorted(_segments() - before - proc.files_in_use()),
     }
