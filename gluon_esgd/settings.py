@@ -8,6 +8,7 @@ the package reads none of them.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -15,6 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from .errors import SettingsError, raise_faults
 
 __all__ = [
+    "MOST_SECONDS",
     "PREFIX",
     "RANK_VARIABLES",
     "RULES",
@@ -31,6 +33,9 @@ RULES = ("sgd", "asgd", "esgd")
 # Set by an mpiexec in each process that it starts: MPICH and relatives, PMIx, Open MPI.
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+# 11 days; the kernel's waits take milliseconds of 31 bits, and a wait without an end is none.
+MOST_SECONDS = 1e6
 
 Parser = Callable[[str], Any]
 
@@ -49,18 +54,27 @@ def _int(low: int) -> Parser:
 def _float(low: float, open_: bool = True, high: float = float("inf")) -> Parser:
     def parse(text: str) -> float:
         value = float(text)
-        if not (low < value if open_ else low <= value) or not value <= high:
+        above = low < value if open_ else low <= value
+        if not above or value > high or not math.isfinite(value):
             raise ValueError
         return value
 
-    upper = "" if high == float("inf") else f", {high:g} at most"
+    upper = "" if high == float("inf") else f", {high:.0f} at most"
     parse.__doc__ = f"a number {'above' if open_ else 'of at least'} {low:g}{upper}"
     return parse
 
 
+def _seconds(open_: bool = True) -> Parser:
+    parse = _float(0, open_, MOST_SECONDS)
+    parse.__doc__ = str(parse.__doc__).replace("a number", "a number of seconds")
+    return parse
+
+
 def _limit(text: str) -> Optional[float]:
-    """a number of seconds above 0, or "off" for no limit"""
-    return None if text == "off" else _float(0)(text)
+    return None if text == "off" else _seconds()(text)
+
+
+_limit.__doc__ = f'{_seconds().__doc__}, or "off" for no limit'
 
 
 def _one_of(*allowed: str) -> Parser:
@@ -135,7 +149,7 @@ class Settings:
     )
     life: int = _by_launcher(0, _int(0), "how often this client was started again")
     grace_s: float = _by_launcher(
-        30.0, _float(0, open_=False), "how long a rank has from a SIGTERM to its end"
+        30.0, _seconds(open_=False), "how long a rank has from a SIGTERM to its end"
     )
     places: Optional[str] = _by_launcher(
         None, _places, "place of each rank among the workers of its machine; unset: not bound"
@@ -161,19 +175,19 @@ class Settings:
     wait: str = _setting(
         "back-off", _one_of("back-off", "spin"), "how ranks wait: yield and sleep, or keep the core"
     )
-    start_timeout_s: float = _setting(120.0, _float(0), "limit for all processes to be there")
-    stall_warning_s: float = _setting(60.0, _float(0), "a wait this long is reported")
+    start_timeout_s: float = _setting(120.0, _seconds(), "limit for all processes to be there")
+    stall_warning_s: float = _setting(60.0, _seconds(), "a wait this long is reported")
     stall_abort_s: Optional[float] = _setting(
         None, _limit, "a wait this long ends the job; 'off': never (the launcher sets 600)"
     )
     center_wait_s: float = _setting(
-        2.0, _float(0, open_=False), "how long a late exchange is waited for before it is put off"
+        2.0, _seconds(open_=False), "how long a late exchange is waited for before it is put off"
     )
     center_snapshot_s: Optional[float] = _setting(
         300.0, _limit, "how often the center is written to the job's folder; 'off': never"
     )
     center_limit_s: float = _setting(
-        60.0, _float(0), "no answer of agent or servers for this long is an error"
+        60.0, _seconds(), "no answer of agent or servers for this long is an error"
     )
 
     @property

@@ -52,6 +52,10 @@ def test_off_means_no_limit() -> None:
         ("SCHEDULER", "localhost:99999", "host:port"),
         ("PLACES", "2/2", "place/workers"),
         ("STALL_ABORT_S", "0", "a number of seconds above 0"),
+        ("STALL_ABORT_S", "1e400", "a number of seconds above 0, 1000000 at most"),
+        ("CENTER_LIMIT_S", "inf", "a number of seconds above 0, 1000000 at most"),
+        ("CENTER_WAIT_S", "nan", "a number of seconds of at least 0, 1000000 at most"),
+        ("BETA", "inf", "a number of at least 0"),
         ("JOB_DIR", "", "a text that is not empty"),
     ],
 )

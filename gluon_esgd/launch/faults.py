@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping
 
 from ..errors import LaunchError, SettingsError
-from ..settings import PREFIX, RULES, Settings, read
+from ..settings import MOST_SECONDS, PREFIX, RULES, Settings, read
 from . import mpi
 from .hosts import is_here
 
@@ -129,17 +129,23 @@ def _scheduler(spec: JobSpec, addresses: Mapping[str, str]) -> Iterator[str]:
 
 
 def _options(spec: JobSpec) -> Iterator[str]:
-    if spec.start_timeout_s is not None and not 0 < spec.start_timeout_s < float("inf"):
-        yield f"--start-timeout {spec.start_timeout_s:g} must be above 0 seconds, and finite"
-    if spec.center_snapshot_s is not None and not 0 < spec.center_snapshot_s < float("inf"):
-        yield f"--center-snapshot {spec.center_snapshot_s:g} must be above 0 seconds, and finite"
-    if not 0 <= spec.grace_s < float("inf"):
-        yield f"--grace {spec.grace_s:g} must be at least 0 seconds, and finite"
+    yield from _seconds(spec)
     yield from _restarts(spec)
     if spec.bind not in ("cores", "none"):
         yield f"--bind {spec.bind} must be cores or none"
     for name, value in spec.env:
         yield from _variable(name, value)
+
+
+def _seconds(spec: JobSpec) -> Iterator[str]:
+    for flag, seconds, low in (
+        ("--start-timeout", spec.start_timeout_s, "above"),
+        ("--center-snapshot", spec.center_snapshot_s, "above"),
+        ("--grace", spec.grace_s, "at least"),
+    ):
+        if seconds is None or 0 < seconds <= MOST_SECONDS or (seconds == 0 and low == "at least"):
+            continue
+        yield f"{flag} {seconds:g} must be {low} 0 seconds, {MOST_SECONDS:.0f} at most"
 
 
 def _restarts(spec: JobSpec) -> Iterator[str]:
