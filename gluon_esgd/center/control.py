@@ -135,7 +135,7 @@ class Control:
         lost = generation.agent.lost
         if lost is not None:
             state.lose(generation, f"it {lost}")
-        elif generation.ready and not before:
+        elif generation is state.preparing and generation.ready and not before:
             state.say({"say": "ready", "generation": generation.number})
 
     def _find_stall(self) -> None:

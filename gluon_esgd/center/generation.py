@@ -78,6 +78,10 @@ class Generation:
         self._requests[self.agent.ask(command, fds, **fields)] = request
         return request
 
+    def attach(self, vector: Vector) -> None:
+        """Attach a further vector, after those that were to be attached before."""
+        self._to_attach.append(vector)
+
     def read(self) -> None:
         """Take in what the agent has said, and go on with attaching."""
         self.agent.hear()

@@ -168,8 +168,13 @@ class LeaderState:
         }
 
     def fresh_s(self) -> Optional[float]:
-        """Return the age of the oldest of the last whole centers; None where there is none."""
-        times = [since for _, since in list(self._seen.values())]
+        """Return the age of the oldest of the last whole centers; None where there is none.
+
+        A closed trainer's does not age what the others have.
+        """
+        seen = {name: since for name, (_, since) in list(self._seen.items())}
+        times = [since for name, since in seen.items() if name not in self.left]
+        times = times or list(seen.values())
         return time.monotonic() - min(times) if times else None
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import CenterError
 from .ends import AgentEnd
-from .generation import Generation, Request
+from .generation import Generation, Request, Vector
 from .leader_state import LeaderState
 from .lines import integer, text
 from .memory import ACKNOWLEDGED, IDLE, Memory
@@ -47,11 +47,13 @@ class Orders:
     ) -> None:
         self._state, self._new_agent, self._snapshots = state, new_agent, snapshots
         self._latest = 0  # number of the last generation that was prepared
+        self._joins: List[str] = []  # vectors that the running generation is to attach
         self._seeds: Optional[List[str]] = None  # asked for, not begun
         self._works: List[Tuple[Sequence[Request], Callable[[bool], None]]] = []
         self._known: Dict[str, Callable[[Message], None]] = {
             "welcome": self._welcome,
             "prepare": self._prepare,
+            "attach": self._attach,
             "hold": self._hold,
             "save": self._save,
             "seed": self._seed,
@@ -80,6 +82,7 @@ class Orders:
             if all(request.over for request in requests):
                 self._works.remove(work)
                 then(all(request.done for request in requests))
+        self._tell_joined()
         if self._seeds is not None and state.at_rest:
             names, self._seeds = self._seeds, None
             if state.preparing is not None:
@@ -88,6 +91,15 @@ class Orders:
             if state.hold is not None and not state.held and state.at_rest:
                 state.held = True
                 state.say({"say": "held", "generation": state.running, "fresh": state.fresh_s()})
+
+    def _tell_joined(self) -> None:
+        current = self._state.current
+        if current is None:
+            self._joins.clear()
+            return
+        for name in [name for name in self._joins if name in current.memories]:
+            self._joins.remove(name)
+            self._state.say({"say": "joined", "generation": current.number, "name": name})
 
     def _ask(
         self,
@@ -115,9 +127,7 @@ class Orders:
         if number <= max(self._latest, state.running):
             return
         members = {n: integer(message, n) for n in ("client", "num_clients", "num_servers")}
-        vectors = [
-            (text(v, "name"), state.memory_of(v), dict(v["contract"])) for v in message["vectors"]
-        ]
+        vectors = [self._vector(vector) for vector in message["vectors"]]
         scheduler = text(message, "scheduler")
         self._latest, self._seeds = number, None
         state.forget_all_but({name for name, _, _ in vectors})
@@ -126,6 +136,20 @@ class Orders:
         agent = self._new_agent(number, scheduler, secret=state.secret, **members)
         with state.changed:
             state.preparing = Generation(number, agent, vectors, members["client"])
+
+    def _vector(self, vector: Message) -> Vector:
+        return text(vector, "name"), self._state.memory_of(vector), dict(vector["contract"])
+
+    def _attach(self, message: Message) -> None:
+        """Let the running generation have a further vector."""
+        state = self._state
+        if integer(message, "generation") != state.running or state.hold is not None:
+            return
+        name, memory, contract = self._vector(message["vector"])
+        with state.changed:
+            if state.current is not None and name not in state.current.memories:
+                state.current.attach((name, memory, contract))
+                self._joins.append(name)
 
     def _hold(self, message: Message) -> None:
         state, number, hard = self._state, integer(message, "generation"), bool(message["hard"])
@@ -187,6 +211,7 @@ class Orders:
         clients = integer(message, "num_clients")
         if state.preparing is None or number != state.preparing.number:
             return
+        self._joins.clear()
         with state.changed:
             new = state.preparing
             state.drop(state.current, "was replaced by the next generation")

@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Set, Tuple
 
 from .agreement import Agreement
 from .handover import Again, HandOver, told
+from .joining import Joining
 from .members import Member, Members
 from .offers import Offers
 from .terms import Outside, Terms
@@ -57,6 +58,7 @@ class Generations:
         self.roles: Dict[str, int] = {}
         self.joined: Set[int] = set()
         self.handover: Optional[HandOver] = None
+        self._joining = Joining(outside.clock)
         self._names: Tuple[str, ...] = ()
         self._pending: Optional[Tuple[str, bool]] = None  # a hand-over that waits for a leader
         self._failures = 0
@@ -104,7 +106,8 @@ class Generations:
 
     def settle(self) -> None:
         """Do what is due; to be called several times a second."""
-        for step in (self._follow_members, self._advance, self._take_vectors, self._answer):
+        steps = (self._follow_members, self._advance, self._join, self._take_vectors, self._answer)
+        for step in steps:
             if not self._over:
                 step()
 
@@ -175,6 +178,10 @@ class Generations:
         if handover is not None and said["generation"] == handover.generation:
             handover.ready(member.client)
 
+    def _on_joined(self, member: Member, said: Message) -> None:
+        if said["generation"] == self.running:
+            self._joining.joined(member.client, said["name"])
+
     def _on_held(self, member: Member, said: Message) -> None:
         if self.handover is not None and said["generation"] == self.running:
             self.handover.held(member.client, said["fresh"])
@@ -236,8 +243,16 @@ class Generations:
                 self._begin(self._change(self.handover.members, present), self.handover.hard)
         elif self._pending is not None and present:
             self._begin(*self._pending)
+        elif self._joining.vector is not None:
+            if not self._is_whole and not self.sync:
+                self._begin(self._change(self.crew, present), True)
         elif self.running and any(self.crew.get(k) != pid for k, pid in present.items()):
             self._begin(self._change(self.crew, present), False)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether those who take part in the running generation are those who are there."""
+        return self.crew == {client: self.members.pid(client) for client in self.members.live}
 
     def _change(self, before: Mapping[int, int], present: Mapping[int, int]) -> str:
         came = [k for k, pid in present.items() if before.get(k) != pid]
@@ -268,7 +283,7 @@ class Generations:
         for client in again.absent:
             self.members.set_absent(client)
         if not self._over:
-            self._begin(again.why, again.hard)
+            self._begin(again.why, again.hard, again.fault)
 
     def _attempt_failed(self, why: str) -> None:
         self._failures += 1
@@ -282,7 +297,9 @@ class Generations:
         if self.sync and fault:
             return self._fail(f"{why}; under rule sgd there is no center to go on from")
         before, present = self.handover, self.members.present
-        hard = hard or (before is not None and before.hard)
+        # Agents that wait for each other in a vector reach no server.
+        hard = hard or (before is not None and before.hard) or self._joining.vector is not None
+        self._joining.cancel()
         if before is not None:
             why = before.why if why in before.why else f"{before.why}; then {why}"
             # Also ends the roles before it: in a soft hand-over the old servers are still needed.
@@ -297,23 +314,41 @@ class Generations:
         veterans = [client for client in present if self.crew.get(client) == members[client]]
         self.handover = HandOver(
             self._terms, self._outside, self.offers, self.last, self.running, why, hard,
-            members, veterans, list(self.members.schema.values()), bool(self.sync), before,
+            members, veterans, list(self.members.schema.values()), bool(self.sync), before, fault,
         )  # fmt: skip
         self.handover.begin()
 
+    def _join(self) -> None:
+        """Go on with the vector that joins the running generation."""
+        name, late = self._joining.finish(), self._joining.late
+        if name is not None:
+            self._names += (name,)
+        elif late:
+            clients = told([f"client {client}" for client in late])
+            self._begin(f"{clients} did not attach a vector in time", True)
+
     def _take_vectors(self) -> None:
-        """Start a generation with the next vector that all registered alike."""
-        if self.handover is not None or self._pending is not None:
+        """Let the next vector that all registered alike in; the first one needs a generation."""
+        if self.handover or self._pending or self._joining.vector:
             return
         name = self.agreement.next(self._wanted())
         if name is not None:
-            self._begin(f"{name} is there", False, fault=False)
+            self._take(name)
         elif not self.running:
             why = self.agreement.missing(
                 self._wanted(), self._outside.clock(), self._terms.start_limit_s
             )
             if why is not None:
                 self._fail(why)
+
+    def _take(self, name: str) -> None:
+        schema = self.members.schema
+        if not (self.running and self._is_whole and self._joining.can_take(name, schema)):
+            return self._begin(f"{name} is there", False, fault=False)
+        self._joining.begin(schema[name], self.crew)
+        for client in sorted(self.crew):
+            attach = {"do": "attach", "generation": self.running, "vector": schema[name]}
+            self._tell(client, attach)
 
     def _wanted(self) -> Set[int]:
         """Clients that must have registered a vector: at the start all of the job."""
@@ -341,6 +376,7 @@ class Generations:
         self.handover, self.running = None, handover.generation
         self.crew, self.roles = handover.members, handover.roles
         self._names = tuple(vector["name"] for vector in handover.vectors)
+        self._joining.reset(self._names)
         self.joined.update(self.crew)
         self._failures = 0
         if self.sync:

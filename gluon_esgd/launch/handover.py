@@ -30,11 +30,15 @@ class Again:
         Whether the old servers are given up.
     absent : tuple of int
         Clients to go on without.
+    fault : bool
+        Whether a process was lost; else something was late only, and may be tried again under
+        any rule.
     """
 
     why: str
     hard: bool
     absent: Tuple[int, ...] = ()
+    fault: bool = True
 
 
 class HandOver:
@@ -58,6 +62,8 @@ class HandOver:
         Rule sgd: there is no center to hand over.
     before : HandOver, optional
         The failed attempt that this one repeats.
+    fault : bool, default True
+        Whether something is amiss, or a client came; else there is only a new vector.
     """
 
     def __init__(
@@ -74,10 +80,12 @@ class HandOver:
         vectors: Sequence[Message],
         sync: bool,
         before: Optional[HandOver] = None,
+        fault: bool = True,
     ) -> None:
         self._terms, self._outside, self._offers, self._sync = terms, outside, offers, sync
         self.generation, self.old, self.why, self.hard = generation, old, why, hard
         self.members, self.veterans, self.vectors = dict(members), list(veterans), list(vectors)
+        self.fault: bool = fault or (before is not None and before.fault)
         now = outside.clock()
         self.began: float = before.began if before else now
         # A center that was pulled while all held stays whole: nobody has exchanged since.
@@ -163,6 +171,7 @@ class HandOver:
             "generation": self.generation,
             "why": self.why,
             "hard": self.hard,
+            "fault": self.fault,
             "seconds": round(now - self.began, 3),
             "source": self.source,
             "lost": self.lost,
@@ -183,11 +192,13 @@ class HandOver:
     def _not_ready(self) -> Again:
         limit, missing = f"within {self._limit_s:g} s", self._missing_roles()
         if missing:
-            return Again(f"{told(missing)} did not start {limit}", self.hard)
+            return Again(f"{told(missing)} did not start {limit}", self.hard, fault=not self._sync)
         late = [client for client in sorted(self.members) if client not in self._ready]
         names = told([f"client {client}" for client in late])
-        absent = tuple(late) if self.old and self._ready else ()
-        return Again(f"no agent of {names} was ready {limit}", self.hard, absent)
+        why = f"no agent of {names} was ready {limit}"
+        if self._sync:  # it cannot do without anybody
+            return Again(why, self.hard, fault=False)
+        return Again(why, self.hard, tuple(late) if self.old and self._ready else ())
 
     def _holding(self) -> None:
         if set(self._held) >= set(self.veterans) or self._is_late():

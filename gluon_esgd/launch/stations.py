@@ -233,7 +233,7 @@ class Stations:
         center = "" if source is None else f"; center from client {source}"
         loss = f"; {lost}" if source is not None and lost else f"; lost: {lost}" if lost else ""
         said = f"generation {record['generation']}: {record['why']}{center}{loss}"
-        if record["generation"] > 1:
+        if record["fault"] and record["generation"] > 1:
             self._say(f"{said}, {record['seconds']:.1f} s")
         with open(Path(self._job_dir, "state", "generations.jsonl"), "a") as log:
             log.write(json.dumps({"time": time.time(), **record}) + "\n")

@@ -64,6 +64,7 @@ _LEADER: Mapping[str, Mapping[str, Check]] = {
     "hello": {"client": _count, "pid": _count, "life": _count},
     "register": {"vector": _vector, "sync": _flag},
     "ready": {"generation": _count},
+    "joined": {"generation": _count, "name": _text},
     "held": {"generation": _count, "fresh": _seconds_or_none},
     "saved": {"generation": _count, "ok": _flag},
     "seeded": {"generation": _count},

@@ -85,8 +85,23 @@ class Supervised:
         """Begin ``call(argument of client i, ...)`` in a thread each."""
         return [self.threads.submit(call, *row) for row in zip(*columns)]
 
-    def attach(self, parts: Sequence[int]) -> List[GenerationMailbox]:
-        """Let all clients attach a vector of weights and statistics, by the next generation."""
+    def attach(self, parts: Sequence[int], joins: bool = False) -> List[GenerationMailbox]:
+        """Let all clients attach a vector of weights and statistics.
+
+        By the next generation, or, where it `joins`, by the running one.
+        """
+        begun = self.register(parts)
+        if joins:
+            for k in self.clients:
+                self.join(k)
+            for k in self.clients:
+                self.joined(k)
+        else:
+            self.hand_over()
+        return self.attached(begun)
+
+    def register(self, parts: Sequence[int]) -> List[Future]:
+        """Let all clients begin to attach the next vector, and take what they register."""
         name = f"m{len(self.vectors)}"
         sizes = [size for size in parts if size]
         flags = [(parts[0], self.sync), (parts[1], True)]
@@ -95,9 +110,19 @@ class Supervised:
         vectors = [self.hear(k, "register")["vector"] for k in self.clients]
         assert all(vector == vectors[0] for vector in vectors)
         self.vectors.append(vectors[0])
-        self.hand_over()
+        return begun
+
+    def join(self, client: int) -> None:
+        """Let a client's agent attach the vector that was registered last."""
+        self.tell(client, "attach", generation=self.generation, vector=self.vectors[-1])
+
+    def joined(self, client: int) -> None:
+        self.hear(client, "joined", generation=self.generation, name=self.vectors[-1]["name"])
+
+    def attached(self, begun: Sequence[Future]) -> List[GenerationMailbox]:
+        """Tell all clients that the vector is there; return their mailboxes."""
         for k in self.clients:
-            self.tell(k, "attached", name=name)
+            self.tell(k, "attached", name=self.vectors[-1]["name"])
         self.mailboxes.append([future.result(LIMIT_S) for future in begun])
         return self.mailboxes[-1]
 
