@@ -12,6 +12,7 @@ __all__ = [
     "CenterError",
     "CollectiveError",
     "LaunchError",
+    "LostClientsError",
     "SettingsError",
     "StallError",
     "TopologyError",
@@ -29,6 +30,10 @@ class CollectiveError(RuntimeError):
 
 class StallError(CollectiveError, TimeoutError):
     """A wait passed its limit; the message says who was missing."""
+
+
+class LostClientsError(CollectiveError):
+    """Under rule ``sgd`` the sum over clients cannot be had; this client itself is well."""
 
 
 class CenterError(RuntimeError):

@@ -23,7 +23,7 @@ from .communicator import Communicator
 from .counters import Counters
 from .device_bucket import DeviceBucket, DevicePacking, devices_of, lay_on_devices
 from .engine import Lane
-from .errors import CollectiveError
+from .errors import CollectiveError, LostClientsError
 from .settings import Settings
 
 __all__ = ["JOIN", "PAIR", "STEP", "GradientReducer"]
@@ -224,10 +224,11 @@ class GradientReducer:
         bucket.set_tail(job.weight, self._mark(job, error))
         job.plan(str(job))
         cause, all_joined = self._hear(job, error) if bucket.errors() else (None, False)
+        kind = CollectiveError if cause is not None else LostClientsError
         if self.between is not None:
             cause, all_joined = self._sum_clients(job, cause, all_joined)
         if cause is not None:
-            raise CollectiveError(f"{job}, seen by rank {self._comm.rank}: {cause}")
+            raise kind(f"{job}, seen by rank {self._comm.rank}: {cause}")
         if bucket.number == 0:
             self.all_joined = all_joined
         job.packing.unpack()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -13,6 +13,7 @@ from mxnet.gluon import Parameter
 from .collectives import agree, names
 from .counters import Counters
 from .engine import lay_plain
+from .errors import LostClientsError
 from .exchange import CenterExchange
 from .gradients import JOIN, PAIR, STEP, GradientReducer
 from .job import Job
@@ -87,6 +88,8 @@ class Replica:
         self._step = 0
         self._started = False
         self._drop_gradient = self._ignored_stale = False
+        self._rescue: Optional[Callable[[], None]] = None
+        self._is_rescued = False
         link = job.link() if world.num_clients > 1 or policy.has_center else None
         self._link = link
         self._rounds = ClientRounds(world, link, name)
@@ -224,6 +227,24 @@ class Replica:
         assert self._reducer is not None
         weight = 0 if self._drop_gradient else weight
         self._reducer.reduce(self._step + 1, weight, stale, error, self._rates, doing)
+        if self._rescue is not None and self._reducer.between is not None:
+            self._wait_for_clients(self._rescue)
+
+    def rescue_by(self, rescue: Optional[Callable[[], None]]) -> None:
+        """Call `rescue` on all ranks of the client, where the other clients are lost in a step.
+
+        Nothing of that step has been updated then, and `collect_states` gives what was before it.
+        For this each step waits for the sum over clients. Has no effect but under rule ``sgd``.
+        """
+        self._rescue = rescue
+
+    def _wait_for_clients(self, rescue: Callable[[], None]) -> None:
+        try:
+            self._job.lane.wait()
+        except LostClientsError:
+            self._is_rescued = True
+            rescue()
+            raise
 
     @property
     def _rates(self) -> List[float]:
@@ -356,7 +377,8 @@ class Replica:
         return found[0] if found else None
 
     def _position(self) -> Position:
-        self._job.lane.wait()
+        if not self._is_rescued:  # then it has failed, with nothing left in it
+            self._job.lane.wait()
         if self._exchange is not None:
             return self._exchange.position(self._step)
         return Position(self._step, self._step)

@@ -64,6 +64,7 @@ class Orders:
             "started": self._started,
             "refuse": self._refuse,
             "met": self._met,
+            "fail": self._fail,
         }
 
     def obey(self, message: Message) -> None:
@@ -260,6 +261,10 @@ class Orders:
     def _met(self, message: Message) -> None:
         with self._state.changed:
             self._state.meets.discard(text(message, "what"))
+
+    def _fail(self, message: Message) -> None:
+        with self._state.changed:
+            self._state.failure = self._state.failure or text(message, "why")
 
 
 def _add_own(memory: Memory) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Iterable, List, NamedTuple, Optional, Sequence
+from heapq import merge
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import World
 from .content import Checkpoint, read
-from .folder import Entry, before, entries, folder_of
+from .folder import Entry, before, entries, folder_of, folders_of
 
 __all__ = ["Found", "named", "newest", "same_shares"]
 
@@ -48,19 +49,22 @@ def named(path: str, own_folder: str) -> Found:
     return Found(path, data, any(entry.path == path for entry in entries(own_folder)))
 
 
-def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
+def newest(root: str, world: World, rule: str) -> Optional[Found]:
     """Return what this client goes on from, None where nothing was saved.
 
     The newest of its own that is whole. A client that has none, and every client of a job that has
-    other numbers of clients or ranks now, takes client 0's.
+    other numbers of clients or ranks now, takes client 0's. Clients of a split job make each step
+    together: they take the newest that all of them have.
+
+    Under rule ``sgd`` all clients are alike after each step: they take the one that is furthest,
+    whose it ever is; one that was lost and started again then goes on where the others have come.
 
     Parameters
     ----------
     root : str
         Has a folder for each client.
     world : World
-    in_step : bool
-        Clients make each step together: they take the newest that all of them have.
+    rule : {'esgd', 'asgd', 'sgd'}
 
     Raises
     ------
@@ -68,8 +72,11 @@ def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
         There are checkpoints, but none is whole.
     """
     mine = entries(folder_of(root, world.client))
+    if rule == "sgd":
+        return _furthest(root, mine)
     others = [entries(folder_of(root, k)) for k in range(world.num_clients) if k != world.client]
-    found = _first_whole(_together(mine, others) if in_step else [[entry] for entry in mine])
+    is_split = world.settings.is_split
+    found = _first_whole(_together(mine, others) if is_split else [[entry] for entry in mine])
     restarted = world.settings.life > 0
     if found is not None and (
         restarted or world.client == 0 or same_shares(read(found.data, found.path), world)
@@ -83,6 +90,19 @@ def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
         world.client, world.num_clients, world.size, first.path,
     )  # fmt: skip
     return first
+
+
+def _furthest(root: str, mine: List[Entry]) -> Optional[Found]:
+    """The furthest that is whole, of any client; where several are, that of `mine`."""
+    folders = [entries(folder) for folder in folders_of(root)]
+
+    def place(entry: Entry) -> Tuple[int, int, bool, str]:
+        return (*entry[1:3], entry in mine, entry.path)
+
+    # Merged by the newest of each: what was gone back behind stays behind.
+    found = _first_whole([entry] for entry in merge(*folders, key=place, reverse=True))
+    own = found is not None and any(entry.path == found.path for entry in mine)
+    return found and Found(found.path, found.data, own)
 
 
 def same_shares(checkpoint: Checkpoint, world: World) -> bool:

@@ -9,9 +9,10 @@ from typing import List, NamedTuple, Optional
 
 from .content import Checkpoint, write
 
-__all__ = ["Entry", "before", "clean", "entries", "folder_of", "next_path", "save"]
+__all__ = ["Entry", "before", "clean", "entries", "folder_of", "folders_of", "next_path", "save"]
 
 _NAME = re.compile(r"checkpoint-(\d+)-epoch(\d+)-batch(\d+)\.npz")
+_CLIENT = re.compile(r"client\d+")
 _WRITING = re.compile(r"\.checkpoint-.*\.npz\.\d+\.tmp")
 
 
@@ -36,6 +37,15 @@ class Entry(NamedTuple):
 def folder_of(root: str, client: int) -> str:
     """Return the folder of a client's own checkpoints."""
     return os.path.join(root, f"client{client}")
+
+
+def folders_of(root: str) -> List[str]:
+    """Return the folders of all clients that have one."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    return [os.path.join(root, name) for name in sorted(names) if _CLIENT.fullmatch(name)]
 
 
 def entries(folder: str) -> List[Entry]:

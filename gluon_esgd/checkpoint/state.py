@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import mxnet as mx
 from mxnet import gluon
@@ -105,6 +105,7 @@ class TrainingState:
         self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
         self._in_epoch = self._passed = self._in_batch = False
         self._decided = self._steps_since = 0
+        self._stepped = 0  # batches done at the last update
         self._saved_at = time.monotonic()
         self.epoch = self.batch = 0
 
@@ -140,6 +141,7 @@ class TrainingState:
             self.load()
         self._votes = self._votes or Votes(self._world)
         self._trainer._after_step = self._after_step
+        self._rescue_by(self._rescue)
         try:
             with self._signal.watched():
                 while self.epoch < total:
@@ -150,6 +152,11 @@ class TrainingState:
                 self.wait()
         finally:
             self._trainer._after_step = None
+            self._rescue_by(None)
+
+    def _rescue_by(self, rescue: Optional[Callable[[], None]]) -> None:
+        if self._trainer._replica is not None:
+            self._trainer._replica.rescue_by(rescue)
 
     def _begin_epoch(self) -> None:
         self._in_epoch, self._passed, self._decided = True, False, 0
@@ -188,7 +195,7 @@ class TrainingState:
                 "batches() counts one pass in each epoch of epochs(): call it inside that loop, "
                 "once in each epoch"
             )
-        self._passed = True
+        self._passed, self._stepped = True, self.batch
         try:
             for item in self._rest(loader):
                 self._in_batch = True
@@ -215,6 +222,7 @@ class TrainingState:
         if not self._passed:  # not a loop over `batches`
             return
         self._steps_since += 1
+        self._stepped = self.batch + self._in_batch
         vote = SAVE if self._is_time() else 0
         assert self._votes is not None
         self._decided |= self._votes.cast(vote | (STOP if self._signal.came else 0))
@@ -265,17 +273,39 @@ class TrainingState:
         CollectiveError, CenterError
             On all ranks of the client.
         """
-        self.wait()
-        states = self._trainer._collect_states()
-        said = self._world.allgather([self._of_this_rank(), network.own_statistics(self._net)])
-        path = self._store.save(lambda: self._checkpoint(states, said))
+        path = self._save(self.batch)
         self._saved_at, self._steps_since = time.monotonic(), 0
         return path
 
-    def _of_this_rank(self) -> Dict[str, Any]:
+    def _save(self, batch: int) -> str:
+        """Save with `batch` batches of this rank done."""
+        self.wait()
+        states = self._trainer._collect_states()
+        mine = {**self._random_states(), "batch": batch}
+        said = self._world.allgather([mine, network.own_statistics(self._net)])
+        return self._store.save(lambda: self._checkpoint(states, said))
+
+    def _random_states(self) -> Dict[str, Any]:
         mxnet = random_states.renew_mxnet()
-        now = random_states.read()
-        return {"now": now, "start": self._start, "mxnet": mxnet, "batch": self.batch}
+        return {"now": random_states.read(), "start": self._start, "mxnet": mxnet}
+
+    def _rescue(self) -> None:
+        """Save what was before the step in which the other clients were lost; see `Replica`.
+
+        Whatever is in the way of that must not hide why it was necessary.
+        """
+        if not self._passed:  # between batches of its own nobody knows what was done
+            return
+        try:
+            path = self._save(self._stepped)
+            self.wait()
+        except Exception as error:
+            _log.error("what was before this step could not be saved: %s", error)
+            return
+        if self._world.is_leader:
+            _log.warning(
+                "the other clients are lost in this step: what was before it is in %s", path
+            )
 
     def _checkpoint(self, states: Optional[States], said: List[Any]) -> Checkpoint:
         assert states is not None, "the leader has them"
@@ -329,8 +359,7 @@ class TrainingState:
             Inside ``with trainer.center():``.
         """
         self.wait()
-        in_step = self._trainer.rule == "sgd" or self._world.settings.is_split
-        found = self._store.load(None if path is None else os.fspath(path), in_step)
+        found = self._store.load(None if path is None else os.fspath(path), self._trainer.rule)
         checkpoint = None if found is None else self._checked(found)
         self._check_clients(checkpoint)
         self._loaded = True

@@ -84,10 +84,10 @@ class Store:
         """
         on_leader(self._world, self._writer.finish)
 
-    def load(self, path: Optional[str], in_step: bool) -> Optional[Loaded]:
+    def load(self, path: Optional[str], rule: str) -> Optional[Loaded]:
         """Return the file at `path`, else of the newest checkpoint, None where nothing was saved.
 
-        See `choice.newest` for `in_step`.
+        See `choice.newest` for `rule`.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class Store:
             if path is not None:
                 found = choice.named(path, self.folder)
             else:
-                found = choice.newest(self._root, self._world, in_step)
+                found = choice.newest(self._root, self._world, rule)
 
         on_leader(self._world, read)
         said = self._world.broadcast(found and [found.path, len(found.data), found.own])

@@ -100,6 +100,12 @@ class Generations:
         """The job is meant to have this client, too."""
         self.members.expected.add(client)
 
+    def give_up(self, why: str) -> None:
+        """Let all leaders fail, whatever they wait for, and do nothing any more."""
+        for client in self.members.live:
+            self._tell(client, {"do": "fail", "why": why})
+        self.end()
+
     def end(self) -> None:
         """Do nothing any more."""
         self._over = True
@@ -400,7 +406,7 @@ class Generations:
             self._outside.to_leader(client, message)
 
     def _fail(self, why: str) -> None:
-        self._over = True
+        self.give_up(why) if self.sync else self.end()
         self._outside.failed(why)
 
 

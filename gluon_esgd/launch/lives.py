@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
 from . import proc
@@ -88,6 +89,10 @@ class Lives:
         Called with a `Child` that has ended and is replaced.
     restarts : callable
         Returns the `Restarts` as they are now.
+    give_up : callable
+        ``give_up(why)`` lets clients fail that wait for others, in which nobody is any more.
+    grace_s : float
+        How long clients that are well have to their end.
     joined : callable
         ``joined(client)`` says whether it has trained with others before.
     leave : callable
@@ -103,6 +108,8 @@ class Lives:
         start: Callable[[int, int], Child],
         drop: Callable[[Child], None],
         restarts: Callable[[], Restarts],
+        give_up: Callable[[str], None],
+        grace_s: float,
         joined: Callable[[int], bool],
         leave: Callable[[int], None],
         begin_anew: Callable[[], None],
@@ -112,6 +119,7 @@ class Lives:
         self._start_limit_s, self._start, self._drop = start_limit_s, start, drop
         self._restarts, self._joined, self._leave = restarts, joined, leave
         self._begin_anew, self._fail = begin_anew, fail
+        self._give_up, self._grace_s = give_up, grace_s
         self._began = time.time()
         self.places: List[Place] = []
 
@@ -226,17 +234,33 @@ class Lives:
     def _others(self, place: Place) -> int:
         return sum(other.state != "empty" and other.again for other in self.places) - place.again
 
-    def _restart(self, place: Place, failure: Failure, restarts: Restarts) -> None:
+    def restart_all(self, failure: Failure) -> bool:
+        """Start all clients again, which lost what they share; whether that is wanted."""
+        restarts, first = self._restarts(), self.places[0]
+        numbers = [client for place in self.places for client in place.numbers]
+        is_wanted = restarts.whole and first.restarts < restarts.most
+        if not is_wanted or not all(map(self._joined, numbers)):
+            return False
+        self._restart(first, failure, restarts, alone=False)
+        return True
+
+    def _restart(
+        self, place: Place, failure: Failure, restarts: Restarts, alone: bool = True
+    ) -> None:
+        """Start `place` again, which failed `alone` or with all others."""
         place.restarts += 1
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (place.restarts - 1))
         who = "all clients start" if restarts.whole else f"{place.child.process.name} starts"
         count = f"restart {place.restarts} of {restarts.most}"
         self._say(failure.text())
         self._say(f"gluon-esgd: {who} again in {pause_s:g} s ({count})")
+        if restarts.whole:
+            self._give_up(f"{failure.who} {failure.how}; all clients start again")
         for each in self.places if restarts.whole else [place]:
+            is_well = not (alone and each is place)
             each.restarts = place.restarts
             each.due = time.monotonic() + pause_s
-            self._put_to_end(each, again=True)
+            self._put_to_end(each, again=True, grace_s=self._grace_s if is_well else 0.0)
 
     def _put_to_end(self, place: Place, again: bool, grace_s: float = 0.0) -> None:
         """End all processes of a client, to start it again or not."""
@@ -275,10 +299,19 @@ class Lives:
             if any(other.state == "ending" for other in self.places):
                 return
             self._begin_anew()
+            self._tell_of_checkpoints()
             for each in self.places:
                 self._start_again(each)
         else:
             self._start_again(place)
+
+    def _tell_of_checkpoints(self) -> None:
+        folder = Path(self._job_dir, "checkpoints")
+        if not any(folder.glob("client*/checkpoint-*.npz")):
+            self._say(
+                f"gluon-esgd: no checkpoint is in {folder}: unless the script has its own, "
+                "training begins anew (gluon_esgd.checkpoint.TrainingState saves them)"
+            )
 
     def _start_again(self, place: Place) -> None:
         place.life += 1

@@ -70,6 +70,8 @@ class Runner:
             start=self._start_client,
             drop=self._drop,
             restarts=self._restarts,
+            give_up=self._give_up,
+            grace_s=spec.grace_s,
             joined=self._joined,
             leave=self._leave,
             begin_anew=self._begin_anew,
@@ -125,7 +127,7 @@ class Runner:
             self._start,
             self._drop,
             self._selector,
-            self._fail,
+            self._center_failed,
         )
 
     def _start(self, process: Process) -> Child:
@@ -187,6 +189,14 @@ class Runner:
     def _leave(self, client: int) -> None:
         if self._stations is not None:
             self._stations.generations.leave(client)
+
+    def _give_up(self, why: str) -> None:
+        if self._stations is not None:
+            self._stations.generations.give_up(why)
+
+    def _center_failed(self, failure: Failure) -> None:
+        if not self._lives.restart_all(failure):
+            self._fail(failure)
 
     def _begin_anew(self) -> None:
         if self._stations is not None:
