@@ -291,12 +291,13 @@ class CenterExchange:
     def position(self, step: int) -> Position:
         """Complete what is in flight and say where this client stands; collective, waits.
 
-        The center is only on the leader.
+        The center is only on the leader. Where servers are being replaced it is the last one seen.
         """
         if not self._started:
             return self._resumed or Position(step, self._interval.last)
         self.flush()
-        self._world.on_leader(lambda: self._pull(sync=False), self._what("the center"))
+        limit_s = self._world.settings.center_wait_s
+        self._world.on_leader(lambda: self._pull(False, limit_s), self._what("the center"))
         position = Position(step, self._interval.last)
         if self._mailbox is not None:
             position.center = Array(self._host.copy(), "numpy")
@@ -339,10 +340,10 @@ class CenterExchange:
         self._world.control.broadcast(self._host, "the broadcast of the center")
         return self._flat.copy()
 
-    def _pull(self, sync: bool) -> None:
+    def _pull(self, sync: bool, limit_s: Optional[float] = None) -> None:
         assert self._mailbox is not None
         try:
-            self._mailbox.pull(self._host, sync=sync)
+            self._mailbox.pull(self._host, sync=sync, limit_s=limit_s)
         except CenterError as error:
             if sync or not self._mailbox.last_center(self._host):
                 raise

@@ -69,7 +69,7 @@ class DirectMailbox(Mailbox):
         self._ticket = None
         return True
 
-    def _pull(self, sync: bool, rebase: bool) -> None:
+    def _pull(self, sync: bool, rebase: bool, limit_s: Optional[float]) -> None:
         together = f", for which all {self._link.num_clients} clients must ask" if sync else ""
         self._link._call(
             f"a pull of '{self.name}'{together}",

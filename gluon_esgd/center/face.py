@@ -48,8 +48,8 @@ class Box(Protocol):
     def collect(self, out: np.ndarray, timeout_s: float) -> bool:
         """Fetch the shift of the exchange in flight; False if it is late."""
 
-    def pull(self, out: np.ndarray, sync: bool = False) -> None:
-        """Fetch the center as it is now."""
+    def pull(self, out: np.ndarray, sync: bool = False, *, limit_s: Optional[float] = None) -> None:
+        """Fetch the center as it is now; wait `limit_s` for servers that are being replaced."""
 
     def last_center(self, out: np.ndarray) -> bool:
         """Copy the last whole center into `out`, asking nobody; False if there is none."""

@@ -145,6 +145,8 @@ class GenerationLink(ServersLink):
             raise
         with state.changed:
             here = state.memories.setdefault(name, memory)
+            if here.layout != memory.layout and name in state.left:  # of a trainer that is gone
+                state.memories[name] = here = memory
             state.left.discard(name)
             state.registered[name] = message
             state.refused.pop(name, None)
@@ -164,7 +166,7 @@ class GenerationLink(ServersLink):
         }  # fmt: skip
         message = {"say": "register", "vector": vector, "sync": self.sync}
         try:
-            encode(message)
+            encode({"say": "heard", "client": self.client, "message": message})
         except ValueError as error:
             raise ValueError(
                 f"sizes has {len(sizes)} parameters, too many to tell the launcher of: {error}"
@@ -179,6 +181,8 @@ class GenerationLink(ServersLink):
             )
             if not there or name in state.refused:
                 del state.registered[name]
+                state.left.add(name)
+                state.say({"say": "detach", "name": name})
             if name in state.refused:
                 raise CenterError(state.refused[name])
         if not there:

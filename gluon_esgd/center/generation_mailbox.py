@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
@@ -149,10 +149,10 @@ class GenerationMailbox(Mailbox):
     def _answered(self) -> bool:
         return self.name in self._state.filled or self.name in self._state.refused
 
-    def _pull(self, sync: bool, rebase: bool) -> None:
+    def _pull(self, sync: bool, rebase: bool, limit_s: Optional[float]) -> None:
         if sync:
             self._link._meet(f"the pull of '{self.name}'")
-        self._ask_pull(self._link.limit_s, rebase)
+        self._ask_pull(self._link.limit_s if limit_s is None else limit_s, rebase)
         if sync:
             self._link._meet(f"the end of the pull of '{self.name}'")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Optional
 
 import numpy as np
 
@@ -191,7 +192,13 @@ class Mailbox(ABC):
     @abstractmethod
     def _collect(self, out: np.ndarray, timeout_s: float) -> bool: ...
 
-    def pull(self, out: np.ndarray, sync: bool = False, rebase: bool = False) -> None:
+    def pull(
+        self,
+        out: np.ndarray,
+        sync: bool = False,
+        rebase: bool = False,
+        limit_s: Optional[float] = None,
+    ) -> None:
         """Fetch the center as it is now.
 
         Parameters
@@ -204,6 +211,9 @@ class Mailbox(ABC):
         rebase : bool, default False
             True says that the caller's weights now start from this center: ``asgd`` then
             counts their change from it. False only looks.
+        limit_s : float, optional
+            How long to wait for servers that are being replaced; the link's own limit unless
+            given.
 
         Raises
         ------
@@ -215,11 +225,11 @@ class Mailbox(ABC):
         check_out(out, self.x.size)
         self._check_async("pull")
         self._check_idle("pull")
-        self._pull(bool(sync), bool(rebase))
+        self._pull(bool(sync), bool(rebase), limit_s)
         self._memory.copy_center(out)
 
     @abstractmethod
-    def _pull(self, sync: bool, rebase: bool) -> None: ...
+    def _pull(self, sync: bool, rebase: bool, limit_s: Optional[float]) -> None: ...
 
     def last_center(self, out: np.ndarray) -> bool:
         """Copy the last whole center into `out`, asking nobody; False if there is none."""

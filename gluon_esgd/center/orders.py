@@ -74,6 +74,9 @@ class Orders:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             do = str(message.get("do"))[:20]
             _log.error("an order of the launcher was dropped: %r: %.200r", do, error)
+            if do == "prepare" and type(message.get("generation")) is int:
+                lost = {"generation": message["generation"], "stall": False}
+                self._state.say({"say": "lost", **lost, "why": f"it cannot be made: {error}"[:500]})
 
     def advance(self) -> None:
         """Finish what has its answers, begin what has waited for its place."""

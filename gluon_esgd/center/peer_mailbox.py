@@ -171,7 +171,7 @@ class PeerMailbox:
         self.in_flight = False
         return True
 
-    def pull(self, out: np.ndarray, sync: bool = False) -> None:
+    def pull(self, out: np.ndarray, sync: bool = False, *, limit_s: Optional[float] = None) -> None:
         """Copy the center as it is now, which is on this leader, into `out`.
 
         Parameters
@@ -180,6 +180,8 @@ class PeerMailbox:
         sync : bool, default False
             If True all leaders call it, and CenterError is raised on all of them where some have
             exchanged more often than others.
+        limit_s : float, optional
+            Of no use here: there are no servers.
         """
         check_out(out, self.x.size)
         self._check_idle("pull")

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional
 
@@ -41,6 +42,7 @@ class StationEnd:
         self._out: Deque[bytes] = collections.deque()
         self._next_attempt = 0.0
         self.missing_since = time.monotonic()  # while there is no connection
+        self._waking = threading.Lock()  # the number of a closed pipe may be another file's
         self._wake_in, self._wake_out = os.pipe()
         for fd in (self._wake_in, self._wake_out):
             os.set_blocking(fd, False)
@@ -67,8 +69,9 @@ class StationEnd:
 
     def wake(self) -> None:
         """Let whoever polls `readers` go on."""
-        with contextlib.suppress(OSError):  # full: it is awake as it is
-            os.write(self._wake_out, b"!")
+        with self._waking, contextlib.suppress(OSError):  # full: it is awake as it is
+            if self._wake_out >= 0:
+                os.write(self._wake_out, b"!")
 
     def readers(self) -> List[int]:
         """Return the descriptors to poll for reading."""
@@ -147,8 +150,10 @@ class StationEnd:
     def close(self) -> None:
         """Close the connection."""
         self._end()
-        for fd in (self._wake_in, self._wake_out):
-            with contextlib.suppress(OSError):
+        with self._waking:
+            fds, self._wake_in, self._wake_out = (self._wake_in, self._wake_out), -1, -1
+        for fd in fds:
+            if fd >= 0:
                 os.close(fd)
 
     def forget(self) -> None:

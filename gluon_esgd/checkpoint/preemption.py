@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Iterator, List, Optional
@@ -21,6 +22,8 @@ SAVE, STOP = 1, 2  # what ranks can vote for, as bits
 _DECIDED = 4  # by all clients of a split world: stop
 # Clients of a split world meet for this so seldom, in steps: they need not keep pace otherwise.
 _CLIENTS_EVERY = 4
+# Batch systems signal a whole group: a rank gets it from them, its wrapper and the launcher.
+_SAME_S = 2.0
 
 
 class Signal:
@@ -36,7 +39,9 @@ class Signal:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Take the first SIGTERM; a second one does what it did before, as a rule end the process.
+        """Take the first SIGTERM, and what comes within two seconds of it.
+
+        A later one does what it did before, as a rule end the process.
 
         Only the main thread can; in another nothing is watched.
         """
@@ -45,9 +50,15 @@ class Signal:
             return
         before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
 
+        first_at = 0.0
+
         def note(number: int, frame: Any) -> None:
-            self.came = True
-            signal.signal(signal.SIGTERM, before)
+            nonlocal first_at
+            if not self.came:
+                self.came, first_at = True, time.monotonic()
+            elif time.monotonic() - first_at > _SAME_S:
+                signal.signal(signal.SIGTERM, before)
+                os.kill(os.getpid(), signal.SIGTERM)
 
         signal.signal(signal.SIGTERM, note)
         try:

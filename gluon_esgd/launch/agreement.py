@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from .handover import told
 from .members import Member, Members, Vector
+from .words import LONGEST
 
 __all__ = ["Agreement"]
+
+_MOST_BYTES = LONGEST - (1 << 16)  # one message names all vectors of a generation
 
 
 class Agreement:
@@ -38,6 +42,9 @@ class Agreement:
         self.sync = sync if self.sync is None else self.sync
         name = vector["name"]
         found = self._differences_to_known(member.client, vector)
+        size = len(json.dumps([vector, *(v for n, v in self._members.schema.items() if n != name)]))
+        if size > _MOST_BYTES:
+            found.append(f"all vectors together take {size} bytes to tell, {_MOST_BYTES} at most")
         if sync != self.sync:
             found.insert(0, "rule: some have sgd, others esgd or asgd")
         if found:

@@ -131,7 +131,7 @@ class Control:
             return {"error": f"a question is one JSON object on a line of at most {_LONGEST} bytes"}
         try:
             return self._answer(message)
-        except ValueError as error:
+        except (ValueError, LaunchError) as error:
             return {"error": str(error)}
 
     def _write(self, each: _Connection) -> None:

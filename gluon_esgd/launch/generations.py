@@ -60,7 +60,8 @@ class Generations:
         self.handover: Optional[HandOver] = None
         self._joining = Joining(outside.clock)
         self._names: Tuple[str, ...] = ()
-        self._pending: Optional[Tuple[str, bool]] = None  # a hand-over that waits for a leader
+        # A hand-over that waits for a leader: why, hard, fault.
+        self._pending: Optional[Tuple[str, bool, bool]] = None
         self._failures = 0
         self._over = False
 
@@ -155,7 +156,6 @@ class Generations:
             return
         member = self.members.get(client)
         if member is not None and member.connected:
-            member.absent = False
             getattr(self, f"_on_{said['say']}")(member, said)
 
     # From leaders.
@@ -164,10 +164,12 @@ class Generations:
         before = self.members.get(client)
         if before is not None and before.pid != said["pid"]:
             self.offers.forget(client)
+        self.offers.reconnect(client)
         self.members.hello(client, said["pid"], said["life"], host)
         self._tell(client, {"do": "welcome", "secret": self._terms.secret})
 
     def _on_register(self, member: Member, said: Message) -> None:
+        member.absent_until = 0.0
         self.agreement.register(member, said["vector"], said["sync"], self._outside.clock())
 
     def _on_detach(self, member: Member, said: Message) -> None:
@@ -242,6 +244,8 @@ class Generations:
 
     def _follow_members(self) -> None:
         """Begin, or begin again, where those who are there are not those who take part."""
+        if self.handover is None:
+            self.members.ask_again(self._outside.clock())
         present = {client: self.members.pid(client) for client in self.members.present}
         if self.handover is not None:
             # Under rule sgd the end of a client is that of the job, which the runner sees to.
@@ -287,7 +291,7 @@ class Generations:
         self._look_at_limit(self.handover, again.why)
         self._attempt_failed(again.why)
         for client in again.absent:
-            self.members.set_absent(client)
+            self.members.set_absent(client, self._outside.clock())
         if not self._over:
             self._begin(again.why, again.hard, again.fault)
 
@@ -300,6 +304,8 @@ class Generations:
 
     def _begin(self, why: str, hard: bool, fault: bool = True) -> None:
         """Begin a hand-over; one that is under way is given up."""
+        if self._over:
+            return None
         if self.sync and fault:
             return self._fail(f"{why}; under rule sgd there is no center to go on from")
         before, present = self.handover, self.members.present
@@ -313,7 +319,7 @@ class Generations:
                 self._end_roles(before.generation)
         self.handover = self._pending = None
         if not present:
-            self._pending = why, hard
+            self._pending = why, hard, fault
             return
         self.last += 1
         members = {client: self.members.pid(client) for client in present}
@@ -331,7 +337,7 @@ class Generations:
             self._names += (name,)
         elif late:
             clients = told([f"client {client}" for client in late])
-            self._begin(f"{clients} did not attach a vector in time", True)
+            self._begin(f"{clients} did not attach a vector in time", True, fault=not self.sync)
 
     def _take_vectors(self) -> None:
         """Let the next vector that all registered alike in; the first one needs a generation."""

@@ -9,6 +9,8 @@ __all__ = ["Member", "Members", "Vector"]
 
 Vector = Dict[str, Any]
 
+_ABSENT_S, _MOST_ABSENCES = 30.0, 5  # doubled each time, up to 16 minutes
+
 
 @dataclass
 class Member:
@@ -22,8 +24,11 @@ class Member:
         Station that holds its connection.
     connected, finished : bool
         Whether a station holds its connection, and whether it took its leave.
-    absent : bool
-        Its agent was not ready in time; until it says something, no generation waits for it.
+    absent_until : float
+        Its agent was not ready in time: until then, by the launcher's clock, no generation waits
+        for it, unless it comes back or has a new trainer.
+    absences : int
+        How often that was so in a row.
     took_part : bool
         Whether it was in a generation. It stays in, also while it has no trainer: it may make the
         next one, for which the others are to wait.
@@ -41,7 +46,8 @@ class Member:
     host: int
     connected: bool = True
     finished: bool = False
-    absent: bool = False
+    absent_until: float = 0.0
+    absences: int = 0
     took_part: bool = False
     vectors: Dict[str, Vector] = field(default_factory=dict)
     answered: Set[str] = field(default_factory=set)
@@ -80,7 +86,8 @@ class Members:
 
     def enter(self, client: int) -> None:
         """Note that a client takes part in a generation."""
-        self._all[client].took_part = True
+        member = self._all[client]
+        member.took_part, member.absences = True, 0
 
     def drop(self, client: int) -> None:
         """Forget a leader."""
@@ -90,9 +97,17 @@ class Members:
         """Return the leaders whose connections a station holds."""
         return [member for member in self._all.values() if member.host == host]
 
-    def set_absent(self, client: int) -> None:
-        """Wait no longer for the agent of a client, until its leader says something."""
-        self._all[client].absent = True
+    def set_absent(self, client: int, now: float) -> None:
+        """Make the next generations without a client; it is asked again after a while."""
+        member = self._all[client]
+        member.absent_until = now + _ABSENT_S * 2**member.absences
+        member.absences = min(member.absences + 1, _MOST_ABSENCES)
+
+    def ask_again(self, now: float) -> None:
+        """Count on those again who were late long enough ago."""
+        for member in self._all.values():
+            if member.absent_until <= now:
+                member.absent_until = 0.0
 
     @property
     def live(self) -> List[int]:
@@ -102,7 +117,7 @@ class Members:
     @property
     def present(self) -> List[int]:
         """Those of them whose agents were ready when they were asked to be."""
-        return [client for client in self.live if not self._all[client].absent]
+        return [client for client in self.live if not self._all[client].absent_until]
 
     def pid(self, client: int) -> int:
         """Return the process of a leader, 0 where it is not connected."""

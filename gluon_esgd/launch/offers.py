@@ -39,9 +39,13 @@ class Offers:
         """Drop all that a leader said: it has left, or another process took its place."""
         for offers in self._offers.values():
             offers.pop(client, None)
-        self._filling = {name: k for name, k in self._filling.items() if k != client}
+        self.reconnect(client)
         for who in (*self._meetings.values(), *self._pulling.values(), *self._pulled.values()):
             who.discard(client)
+
+    def reconnect(self, client: int) -> None:
+        """A leader says hello: what it was asked before, or has answered, may never have come."""
+        self._filling = {name: k for name, k in self._filling.items() if k != client}
         self._owed = {key: n for key, n in self._owed.items() if key[1] != client}
 
     def drop(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -77,6 +78,7 @@ class Runner:
             begin_anew=self._begin_anew,
             fail=self._fail,
         )
+        self._grace_until = 0.0  # of the end
         self._signals = SignalPipe([*_ASKED, signal.SIGCHLD])
 
     def run(self) -> int:
@@ -158,7 +160,7 @@ class Runner:
         for child in self._children:
             child.poll()
         if self._ending.begun:
-            return
+            return self._look_in_grace()
         try:
             if self._stations is not None:
                 self._stations.look()
@@ -170,9 +172,20 @@ class Runner:
             self._end()
 
     def _end(self, grace_s: float = 0.0) -> None:
-        if self._stations is not None:
-            self._stations.end()
+        self._grace_until = time.monotonic() + grace_s
         self._ending.begin(grace_s)
+        self._look_in_grace()
+
+    def _look_in_grace(self) -> None:
+        """Let leaders have a center as long as ranks save; then follow the stations no more."""
+        if self._stations is None:
+            return
+        clients = (child for child in self._children if child.process.client is not None)
+        if time.monotonic() < self._grace_until and any(c.poll() is None for c in clients):
+            with contextlib.suppress(LaunchError):
+                self._stations.look()
+        else:
+            self._stations.end()
 
     # Who may start again.
 
@@ -195,7 +208,7 @@ class Runner:
             self._stations.generations.give_up(why)
 
     def _center_failed(self, failure: Failure) -> None:
-        if not self._lives.restart_all(failure):
+        if self._ending.begun or not self._lives.restart_all(failure):
             self._fail(failure)
 
     def _begin_anew(self) -> None:
@@ -266,6 +279,8 @@ class Runner:
 
     def _asked_to_end(self, number: int) -> None:
         if self._ending.begun:
+            self._grace_until = 0.0
+            self._look_in_grace()
             return self._ending.hurry()
         name = _ASKED[signal.Signals(number)]
         grace_s = self._spec.grace_s if number == signal.SIGTERM else 0.0

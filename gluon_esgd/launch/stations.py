@@ -110,6 +110,8 @@ class Stations:
 
     def end(self) -> None:
         """Follow the stations no more; they are about to be ended."""
+        if self._over:
+            return
         self._over = True
         self.generations.end()
         for station in self._all.values():
@@ -235,8 +237,12 @@ class Stations:
         said = f"generation {record['generation']}: {record['why']}{center}{loss}"
         if record["fault"] and record["generation"] > 1:
             self._say(f"{said}, {record['seconds']:.1f} s")
-        with open(Path(self._job_dir, "state", "generations.jsonl"), "a") as log:
-            log.write(json.dumps({"time": time.time(), **record}) + "\n")
+        path = Path(self._job_dir, "state", "generations.jsonl")
+        try:
+            with open(path, "a") as log:
+                log.write(json.dumps({"time": time.time(), **record}) + "\n")
+        except OSError as error:  # a disk that is full ends no job
+            self._say(f"{path} was not written: {error.strerror}")
 
     @staticmethod
     def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Sequence
 
 __all__ = ["Outside", "Terms"]
@@ -37,7 +37,7 @@ class Terms:
     servers_at: Sequence[int]
     address: str
     port: int
-    secret: str
+    secret: str = field(repr=False)
     start_limit_s: float
 
     @property

@@ -395,21 +395,39 @@ def test_a_client_that_dies_in_a_handover_is_left_out():
     assert not run.failed
 
 
-def test_who_is_not_ready_in_time_is_absent_until_it_says_something():
+def test_who_is_not_ready_in_time_is_asked_again_later_and_later():
+    run = job(3)
+    run.dies("scheduler")
+    for generation, pause in ((2, 30), (4, 60)):
+        run.serve()
+        run.ready(0, 2)
+        run.after(31)
+        run.says(1, "progress", step=5, exchanges=1, lost=0, late=0, staleness_s=None)
+        # It trains, but that says nothing of its agent: the others do not wait for it again.
+        assert run.machine.last == generation + 1
+        assert sorted(run.machine.handover.members) == [0, 2]
+        run.serve()
+        run.ready(0, 2)
+        run.held(_0=1.0, _2=1.0)
+        run.says(0, "saved", generation=run.machine.running, ok=True)
+        run.says(0, "seeded", generation=generation + 1)
+        assert (run.machine.running, sorted(run.machine.crew)) == (generation + 1, [0, 2])
+        run.after(pause - 1)
+        assert run.machine.handover is None
+        run.after(2)
+        assert sorted(run.machine.handover.members) == [0, 1, 2]
+    assert run.failed == []
+
+
+def test_who_comes_back_or_has_a_new_trainer_is_not_absent_any_more():
     run = job(3)
     run.dies("scheduler")
     run.serve()
     run.ready(0, 2)
     run.after(31)
     assert sorted(run.machine.handover.members) == [0, 2]
-    run.serve()
-    run.ready(0, 2)
-    run.held(_0=1.0, _2=1.0)
-    run.says(0, "saved", generation=1, ok=True)
-    run.says(0, "seeded", generation=3)
-    assert (run.machine.running, sorted(run.machine.crew)) == (3, [0, 2])
-    run.says(1, "progress", step=5, exchanges=1, lost=0, late=0, staleness_s=None)
-    assert run.machine.last == 4 and sorted(run.machine.handover.members) == [0, 1, 2]
+    run.returns(1)
+    assert sorted(run.machine.handover.members) == [0, 1, 2]
 
 
 def test_three_failed_handovers_in_a_row_fail_the_job():
@@ -512,6 +530,19 @@ def test_a_fill_that_its_generation_did_not_see_to_the_end_is_done_again():
     assert run.who("filled") == [0, 1]
 
 
+def test_a_fill_whose_answer_was_lost_with_a_connection_is_asked_for_again():
+    run = Job().started(0, 1, filled=False)
+    for client in (0, 1):
+        run.says(client, "offer", name="trainer0", again=False)
+    assert run.who("fill") == [0]
+    run.hello(0)  # the same process, by another connection, which repeats what counts
+    run.register(0)
+    run.says(0, "offer", name="trainer0", again=False)
+    assert run.who("fill") == [0]
+    run.says(0, "filled", name="trainer0", ok=True)
+    assert run.who("filled") == [0, 1]
+
+
 def test_a_center_is_replaced_when_all_offer_again():
     run = job()
     run.says(1, "offer", name="trainer0", again=True)
@@ -580,6 +611,15 @@ def test_a_station_that_ends_takes_roles_and_connections_with_it():
     assert run.who("seed") == [1]
     run.says(1, "seeded", generation=run.machine.last)
     assert run.who("attached") == [0, 1]  # of their second registration
+
+
+def test_a_job_that_has_failed_begins_nothing_when_a_station_ends():
+    run = Job().started(0, 1, sync=True)
+    run.dies("server")
+    assert len(run.failed) == 1
+    run.forget()
+    run.machine.station_ended(0, "station 0 was killed by SIGKILL")
+    assert len(run.failed) == 1 and run.stations == []
 
 
 def test_a_connection_that_only_broke_goes_on_with_its_generation():
