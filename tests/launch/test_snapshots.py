@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gluon_esgd.launch import proc
+
 from ..pool import until
 from .conftest import LIMIT_S
 
@@ -62,8 +64,7 @@ def told(job, client):
 def lose(job):
     """Kill the launcher and all that it has started, at once."""
     job.popen.kill()
-    for pid in job.processes():
-        os.kill(pid, signal.SIGKILL)
+    proc.kill_job(job.marker)
     assert job.wait_until_empty() < LIMIT_S
 
 
