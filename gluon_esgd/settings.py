@@ -54,7 +54,7 @@ def _int(low: int) -> Parser:
 def _float(low: float, open_: bool = True, high: float = float("inf")) -> Parser:
     def parse(text: str) -> float:
         value = float(text)
-        above = low < value if open_ else low <= value
+        above = low < value if open_ else low <= value and math.copysign(1, value) > 0  # not -0
         if not above or value > high or not math.isfinite(value):
             raise ValueError
         return value

@@ -54,7 +54,7 @@ ROWS: Dict[int, Row] = {
     ),
     4: Row(
         "what rank 0 restores does not reach the others",
-        (STATES + "test_only_the_leader_needs_the_file",),
+        ("training/test_states_moved.py::test_only_the_leader_needs_the_file",),
     ),
     5: Row(
         "a smaller last batch raises, or is scaled wrongly",

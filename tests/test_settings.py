@@ -64,6 +64,20 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: str, allowe
         read({PREFIX + name: value})
 
 
+WAITS = sorted(f.name.upper() for f in fields(Settings) if f.name.endswith("_s"))
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-0", "-0.0", "1e400", "1e10", "-1", "1s"])
+def test_every_wait_has_a_limit(name: str, value: str) -> None:
+    allowed = "a number of seconds (above|of at least) 0, 1000000 at most"
+    if name in ("STALL_ABORT_S", "CENTER_SNAPSHOT_S"):
+        allowed += ', or "off" for no limit'
+    with pytest.raises(SettingsError, match=f"{PREFIX}{name}='{value}' must be {allowed}$"):
+        read({PREFIX + name: value})
+    assert getattr(read({PREFIX + name: "1000000"}), name.lower()) == 1e6
+
+
 def test_all_faults_come_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         read({PREFIX + "CLIENT": "x", PREFIX + "LAZY": "-2", PREFIX + "LAZZY": "1", "OTHER": "?"})

@@ -110,8 +110,8 @@ class Control:
             self._put_aside(flight)
         self.state.look_for_centers()
         current = self.state.current
-        if self._snapshots is not None and current is not None and current.place == 0:
-            self._snapshots.look(self.state.centers())
+        if self._snapshots is not None and current is not None:
+            self._snapshots.look(self.state.centers(), current.place)
         self._orders.advance()
         with self.state.changed:
             self.state.changed.notify_all()

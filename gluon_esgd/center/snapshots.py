@@ -41,29 +41,39 @@ class Snapshots:
 
     def __init__(self, folder: Path, every_s: float) -> None:
         self._folder, self._every_s = folder, every_s
-        self._written_at = time.monotonic()
+        self._looked_at = time.monotonic()
         self._thread: Optional[threading.Thread] = None
+        self._lock = threading.Lock()  # who leaves writes while the thread may still be at it
 
-    def look(self, centers: Centers) -> None:
-        """Begin to write what is new, on a thread, when it is time; does not wait."""
+    def look(self, centers: Centers, place: int) -> None:
+        """Begin to write what is new, on a thread, when it is time; does not wait.
+
+        All leaders do. The first of a generation writes; one of a later `place` finds that it did,
+        and takes over when it has left.
+        """
         busy = self._thread is not None and self._thread.is_alive()
-        if busy or time.monotonic() - self._written_at < self._every_s:
+        if busy or time.monotonic() - self._looked_at < self._every_s / 10:
             return
-        self._written_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        age_s = self._every_s * (1 + min(place, 10) / 10)
         self._thread = threading.Thread(
-            target=self.write, args=(centers,), name="center snapshot", daemon=True
+            target=self.write, args=(centers, age_s), name="center snapshot", daemon=True
         )
         self._thread.start()
 
-    def write(self, centers: Centers) -> None:
-        """Write the centers that are newer than those on disk; a failure is logged."""
-        for name, (memory, came_at) in centers.items():
-            path = self._path(name, memory)
-            try:
-                if not path.exists() or path.stat().st_mtime < came_at:
-                    self._write(path, memory, came_at)
-            except OSError as error:
-                _log.warning("the center of %r was not written to disk: %s", name, error)
+    def write(self, centers: Centers, age_s: float = 0.0) -> None:
+        """Write the centers that are newer than those on disk, if these have this age.
+
+        A failure is logged.
+        """
+        with self._lock:
+            for name, (memory, came_at) in centers.items():
+                path = self._path(name, memory)
+                try:
+                    if _is_older(path, min(came_at, time.time() - age_s)):
+                        self._write(path, memory, came_at)
+                except OSError as error:
+                    _log.warning("the center of %r was not written to disk: %s", name, error)
 
     def _write(self, path: Path, memory: Memory, came_at: float) -> None:
         center = np.empty(memory.size, np.float32)
@@ -78,7 +88,10 @@ class Snapshots:
                 file.flush()
                 os.fsync(file.fileno())
             os.utime(beside, (came_at, came_at))
-            os.replace(beside, path)
+            if _is_older(path, came_at):  # another leader's may have come meanwhile
+                os.replace(beside, path)
+            else:
+                beside.unlink()
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink()
@@ -88,6 +101,8 @@ class Snapshots:
         """Put the center that was written of a vector into its x, if there is one of its layout."""
         path = self._path(name, memory)
         if not path.exists():
+            for other in self._folder.glob(f"{quote(name, safe='')}-{'[0-9a-f]' * 8}.npy"):
+                _log.warning("%s is of a network of other sizes, and is not used", other)
             return False
         try:
             center = np.load(path, allow_pickle=False)
@@ -106,3 +121,11 @@ class Snapshots:
     def _path(self, name: str, memory: Memory) -> Path:
         checksum = own_contract(memory.sizes.tolist(), memory.chunks)["sizes (checksum)"]
         return self._folder / f"{quote(name, safe='')}-{checksum:08x}.npy"
+
+
+def _is_older(path: Path, came_at: float) -> bool:
+    """Whether what is on disk, if anything, came before this time."""
+    try:
+        return path.stat().st_mtime < came_at
+    except FileNotFoundError:
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -143,7 +144,9 @@ def _seconds(spec: JobSpec) -> Iterator[str]:
         ("--center-snapshot", spec.center_snapshot_s, "above"),
         ("--grace", spec.grace_s, "at least"),
     ):
-        if seconds is None or 0 < seconds <= MOST_SECONDS or (seconds == 0 and low == "at least"):
+        if seconds is None or 0 < seconds <= MOST_SECONDS:
+            continue
+        if low == "at least" and seconds == 0 and math.copysign(1, seconds) > 0:  # not -0
             continue
         yield f"{flag} {seconds:g} must be {low} 0 seconds, {MOST_SECONDS:.0f} at most"
 

@@ -215,7 +215,7 @@ def test_a_snapshot_is_read_into_x_where_layout_and_file_are_whole(
     snapshots = Snapshots(folder, every_s=1000.0)
     memory.buffers[1][:] = [1, 2, 3, 4, 5]
     memory.set_center(1, 1)
-    snapshots.look({"a/b": (memory, 100.0)})
+    snapshots.look({"a/b": (memory, 100.0)}, place=0)
     assert not folder.exists()  # it is not time
     snapshots.write({"a/b": (memory, 100.0)})
     (path,) = folder.iterdir()
@@ -233,4 +233,5 @@ def test_a_snapshot_is_read_into_x_where_layout_and_file_are_whole(
         path.write_bytes(damaged)
         memory.x[:] = 0
         assert not snapshots.read("a/b", memory) and not memory.x.any()
-    assert caplog.text.count("not used") == 5
+    assert caplog.text.count("not used") == 6
+    assert f"{path} is of a network of other sizes, and is not used" in caplog.text

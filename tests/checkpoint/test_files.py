@@ -272,11 +272,11 @@ FORKS = """
 import os, random, signal, time
 from {module} import check_all, save_for_ever
 moments, cut = random.Random(1), 0
-for number in range(20):
+for number in range(50):
     pid = os.fork()  # importing MXNet takes longer than all the rest
     if pid == 0:
         save_for_ever({folder!r}, number)
-    while not check_all({folder!r}, at_least=1 + 2 * number):
+    while not check_all({folder!r}, at_least=1 + number):
         assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it has ended by itself"
         time.sleep(0.01)
     time.sleep(moments.uniform(0, 0.05))

@@ -115,8 +115,11 @@ def test_any_command_line_is_planned_or_refused(lines, first, count):
         ("-n 2 --clients -5", "--clients -5"),
         ("--hosts a:99999999999", "a:99999999999"),
         ("-n 2 --hosts a:1,b:1 --remote-shell '", "--remote-shell"),
-        ("-n 2 --start-timeout nan", "--start-timeout nan"),
-        ("-n 2 --start-timeout inf", "--start-timeout inf"),
+        *(
+            (f"-n 2 {flag}={value}", f"{flag} {float(value):g} must be ")
+            for flag in ("--start-timeout", "--center-snapshot", "--grace")
+            for value in ("nan", "inf", "-0", "1e400", "1e10", "-1")
+        ),
         ("-n 2 --clients 2 --alpha nan", "--alpha nan"),
         ("-n 2 --clients 2 --beta inf", "--beta inf"),
         ("-n 2 --hosts " + "a" * 300 + ":2", "--hosts"),

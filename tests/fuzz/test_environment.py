@@ -20,6 +20,8 @@ GOOD = {
     "COMPRESSION": "fp16",
     "STALL_ABORT_S": "off",
     "CENTER_WAIT_S": "2.5",
+    "CENTER_LIMIT_S": "60",
+    "GRACE_S": "0",
     "BUCKET_BYTES": "8388608",
     "WAIT": "spin",
     "INTERVAL": "16",
@@ -42,5 +44,7 @@ def test_any_environment_is_read_or_refused_by_the_name_of_the_variable():
 
 
 def _use(found: settings.Settings) -> None:
-    """What was read can be handed on, and read again."""
+    """What was read can be handed on, and read again; no wait is without an end."""
+    waits = [value for name, value in vars(found).items() if name.endswith("_s")]
+    assert all(wait is None or 0 <= wait <= settings.MOST_SECONDS for wait in waits)
     assert settings.read(found.environment()) == found
