@@ -71,9 +71,7 @@ def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
     others = [entries(folder_of(root, k)) for k in range(world.num_clients) if k != world.client]
     found = _first_whole(_together(mine, others) if in_step else [[entry] for entry in mine])
     restarted = world.settings.life > 0
-    if found is not None and (
-        restarted or world.client == 0 or same_shares(read(found.data, found.path), world)
-    ):
+    if found is not None and (restarted or world.client == 0 or _shared_as_now(found, world)):
         return Found(found.path, found.data, own=True)
     first = _first_whole([entry] for entry in entries(folder_of(root, 0)))
     if first is None or world.client == 0:
@@ -85,9 +83,13 @@ def newest(root: str, world: World, in_step: bool) -> Optional[Found]:
     return first
 
 
-def same_shares(checkpoint: Checkpoint, world: World) -> bool:
-    """Whether the data were shared by as many clients and ranks as now."""
-    return (checkpoint.num_clients, checkpoint.size) == (world.num_clients, world.size)
+def same_shares(checkpoint: Checkpoint, num_clients: int, size: int) -> bool:
+    """Whether the data were shared by so many clients, and ranks in each."""
+    return (checkpoint.num_clients, checkpoint.size) == (num_clients, size)
+
+
+def _shared_as_now(found: Found, world: World) -> bool:
+    return same_shares(read(found.data, found.path), world.num_clients, world.size)
 
 
 def _together(mine: List[Entry], others: List[List[Entry]]) -> List[List[Entry]]:

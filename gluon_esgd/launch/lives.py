@@ -51,6 +51,8 @@ class Place:
         "training", "ending", "restarting", "finished" or "empty".
     life, restarts : int
         How often it was started again, and how often because it had failed itself.
+    added : bool
+        Whether it was added to the running job; the others do not depend on its start.
     """
 
     number: int
@@ -61,6 +63,7 @@ class Place:
     life: int = 0
     restarts: int = 0
     started: bool = False
+    added: bool = False
     again: bool = True
     due: float = 0.0
     ending: Optional[Ending] = field(default=None, repr=False)
@@ -149,22 +152,20 @@ class Lives:
         self._put_to_end(place, again=False, grace_s=grace_s)
         return f"client {client} is asked to end within {grace_s:g} s"
 
-    def add(self, enter: Callable[[int], None]) -> str:
-        """Start a client in an empty place, after ``enter(client)``; return what is done.
+    @property
+    def empty(self) -> List[int]:
+        """Clients whose places are empty."""
+        return [place.number for place in self.places if place.state == "empty"]
 
-        Raises
-        ------
-        ValueError
-            No place is empty.
-        """
-        empty = next((place for place in self.places if place.state == "empty"), None)
-        if empty is None:
-            count = sum(place.clients for place in self.places)
-            raise ValueError(f"no place is empty: the job was started with {count} client(s)")
-        enter(empty.number)
-        empty.again, empty.restarts = True, 0
-        self._start_again(empty)
-        return f"client {empty.number} starts"
+    def add(self, client: int) -> None:
+        """Start a client in its empty place, or in a new one behind all others."""
+        if client == len(self.places):
+            child = self._start(client, 0)
+            self.places.append(Place(client, 1, child, time.monotonic(), added=True))
+            return
+        place = self._place(client)
+        place.again, place.added, place.restarts = True, True, 0
+        self._start_again(place)
 
     def _place(self, client: int) -> Place:
         for place in self.places:
@@ -212,16 +213,26 @@ class Lives:
     def _on_failure(self, place: Place, failure: Failure) -> None:
         restarts = self._restarts()
         if not all(self._joined(client) for client in place.numbers):
-            self._fail(failure)  # an error at the start is not mended by starting again
+            self._on_bad_start(place, failure)
         elif place.restarts < restarts.most:
             self._restart(place, failure, restarts)
         elif self._others(place) >= restarts.least and not restarts.whole:
-            self._say(failure.text())
-            left = f"{self._others(place)} of {len(self.places)} clients go on"
-            self._say(f"gluon-esgd: the place of client {place.number} stays empty; {left}")
-            self._put_to_end(place, again=False)
+            self._give_up(place, failure)
         else:
             self._fail(failure)
+
+    def _on_bad_start(self, place: Place, failure: Failure) -> None:
+        """An error at the start is not mended by starting again."""
+        if place.added and self._others(place) > 0:
+            self._give_up(place, failure)
+        else:
+            self._fail(failure)
+
+    def _give_up(self, place: Place, failure: Failure) -> None:
+        self._say(failure.text())
+        left = f"{self._others(place)} of {len(self.places)} clients go on"
+        self._say(f"gluon-esgd: the place of client {place.number} stays empty; {left}")
+        self._put_to_end(place, again=False)
 
     def _others(self, place: Place) -> int:
         return sum(other.state != "empty" and other.again for other in self.places) - place.again

@@ -353,24 +353,6 @@ def test_binding_can_be_switched_off_and_the_users_caps_win(start):
     assert capped.out.decode() == f"{count} 7\n"
 
 
-FAKE_SHELL = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-echo "$1" >> "$SHELL_LOG"; shift
-exec sh -c "$*"
-"""
-
-
-@pytest.fixture
-def remote(tmp_path):
-    """A stand-in for ssh on PATH: notes the host, and runs the command here."""
-    shell = tmp_path / "bin" / "fakesh"
-    shell.parent.mkdir()
-    shell.write_text(FAKE_SHELL)
-    shell.chmod(0o755)
-    path = f"{shell.parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "SHELL_LOG": str(tmp_path / "hosts")}
-
-
 @pytest.mark.mpi
 def test_other_hosts_are_reached_by_the_remote_shell(start, vendor, remote):
     hosts = ["--hosts", "127.0.0.2:2,127.0.0.3:2", "--remote-shell", "fakesh", "--env", "A=b c"]
