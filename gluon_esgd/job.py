@@ -6,7 +6,7 @@ import atexit
 import sys
 import traceback
 import weakref
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 from .center import CenterLink, GenerationLink, Link, LinkTerms
 from .center.given_up import close_given_up
@@ -82,6 +82,16 @@ class Job:
             else:
                 self._link = PeerLink(leaders, self.policy.outer, self.policy.compression)
         return self._link
+
+    def clients_now(self) -> Tuple[int, int]:
+        """Return how many clients the job has now, and how many of them come before this one.
+
+        Collective in the client: all ranks get what the leader has last heard. Until its client
+        takes part in the center that is what the environment said at its start.
+        """
+        told = None if self._link is None else [self._link.num_clients, self._link.place]
+        clients, place = self.world.broadcast(told) or (self.world.num_clients, self.world.client)
+        return clients, place
 
     def _to_servers(self, policy: Policy) -> Link:
         settings = self.world.settings

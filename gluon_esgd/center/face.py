@@ -71,6 +71,10 @@ class Link(Protocol):
     def num_clients(self) -> int:
         """How many clients the job has."""
 
+    @property
+    def place(self) -> int:
+        """How many of them have lower numbers than this one."""
+
     def wait_ready(self) -> None:
         """Wait until `attach` can be called."""
 

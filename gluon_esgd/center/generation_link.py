@@ -89,6 +89,11 @@ class GenerationLink(ServersLink):
         return self._control.state.num_clients
 
     @property
+    def place(self) -> int:
+        """How many of them have lower numbers than this one."""
+        return self._control.state.place
+
+    @property
     def generation(self) -> int:
         """Number of the generation of which this leader is a member; 0 before the first."""
         return self._control.state.running

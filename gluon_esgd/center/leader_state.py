@@ -53,6 +53,7 @@ class LeaderState:
     def __init__(self, member: Member, num_clients: int, say: Callable[..., None]) -> None:
         self.changed = threading.Condition()
         self.member, self.num_clients, self.say = member, num_clients, say
+        self.place = member.client
         self.secret = ""
         self.welcome = False
         self.running = 0

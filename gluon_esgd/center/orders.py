@@ -212,7 +212,7 @@ class Orders:
 
     def _go(self, message: Message) -> None:
         state, number = self._state, integer(message, "generation")
-        clients = integer(message, "num_clients")
+        clients, place = integer(message, "num_clients"), integer(message, "place")
         if state.preparing is None or number != state.preparing.number:
             return
         self._joins.clear()
@@ -220,7 +220,8 @@ class Orders:
             new = state.preparing
             state.drop(state.current, "was replaced by the next generation")
             state.current, state.preparing, state.running = new, None, number
-            state.hold, state.held, state.num_clients = None, False, clients
+            state.hold, state.held = None, False
+            state.num_clients, state.place = clients, place
 
     def _attached(self, message: Message) -> None:
         with self._state.changed:

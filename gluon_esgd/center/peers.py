@@ -39,7 +39,7 @@ class PeerLink:
     def __init__(
         self, leaders: Communicator, outer: Outer = _PLAIN, compression: Optional[str] = None
     ) -> None:
-        self.num_clients = leaders.size
+        self.num_clients, self.place = leaders.size, leaders.rank
         self._leaders, self._outer, self.compression = leaders, outer, compression
         self._boxes: Dict[str, PeerMailbox] = {}
 

@@ -80,6 +80,11 @@ class ServersLink(ABC):
         return self._num_clients
 
     @property
+    def place(self) -> int:
+        """How many of them have lower numbers than this one."""
+        return self.client
+
+    @property
     def zygote_pid(self) -> int:
         """Process number of the zygote."""
         return self._zygote.process.pid

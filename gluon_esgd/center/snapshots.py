@@ -104,23 +104,36 @@ class Snapshots:
             for other in self._folder.glob(f"{quote(name, safe='')}-{'[0-9a-f]' * 8}.npy"):
                 _log.warning("%s is of a network of other sizes, and is not used", other)
             return False
-        try:
-            center = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            _log.warning("%s is damaged and not used: %s", path, error)
+        fault = _fault(path, memory.size)
+        if fault is not None:
+            _log.warning("%s %s, and is not used", path, fault)
             return False
-        if center.dtype != np.float32 or center.shape != (memory.size,):
-            _log.warning(
-                "%s holds %s of shape %s, not float32 of shape (%d,), and is not used",
-                path, center.dtype, center.shape, memory.size,
-            )  # fmt: skip
-            return False
+        center = np.load(path, allow_pickle=False)
         np.copyto(memory.x, center)
         return True
 
     def _path(self, name: str, memory: Memory) -> Path:
         checksum = own_contract(memory.sizes.tolist(), memory.chunks)["sizes (checksum)"]
         return self._folder / f"{quote(name, safe='')}-{checksum:08x}.npy"
+
+
+def _fault(path: Path, size: int) -> Optional[str]:
+    """What is wrong with a file that is to hold `size` floats; None if it does.
+
+    Its head is read by itself: `np.load` would take what it says for how much memory to get.
+    """
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                return f"is of version {version} of numpy's format, not (1, 0)"
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            left = os.fstat(file.fileno()).st_size - file.tell()
+    except Exception as error:  # the parser of the head raises what it likes
+        return f"is damaged ({error})"
+    if (shape, dtype) != ((size,), np.dtype(np.float32)):
+        return f"holds {dtype} of shape {shape}, not float32 of shape ({size},)"
+    return None if left == 4 * size else f"is damaged: {left} bytes of {4 * size} are there"
 
 
 def _is_older(path: Path, came_at: float) -> bool:

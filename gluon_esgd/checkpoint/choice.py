@@ -78,9 +78,7 @@ def newest(root: str, world: World, rule: str) -> Optional[Found]:
     is_split = world.settings.is_split
     found = _first_whole(_together(mine, others) if is_split else [[entry] for entry in mine])
     restarted = world.settings.life > 0
-    if found is not None and (
-        restarted or world.client == 0 or same_shares(read(found.data, found.path), world)
-    ):
+    if found is not None and (restarted or world.client == 0 or _shared_as_now(found, world)):
         return Found(found.path, found.data, own=True)
     first = _first_whole([entry] for entry in entries(folder_of(root, 0)))
     if first is None or world.client == 0:
@@ -105,9 +103,13 @@ def _furthest(root: str, mine: List[Entry]) -> Optional[Found]:
     return found and Found(found.path, found.data, own)
 
 
-def same_shares(checkpoint: Checkpoint, world: World) -> bool:
-    """Whether the data were shared by as many clients and ranks as now."""
-    return (checkpoint.num_clients, checkpoint.size) == (world.num_clients, world.size)
+def same_shares(checkpoint: Checkpoint, num_clients: int, size: int) -> bool:
+    """Whether the data were shared by so many clients, and ranks in each."""
+    return (checkpoint.num_clients, checkpoint.size) == (num_clients, size)
+
+
+def _shared_as_now(found: Found, world: World) -> bool:
+    return same_shares(read(found.data, found.path), world.num_clients, world.size)
 
 
 def _together(mine: List[Entry], others: List[List[Entry]]) -> List[List[Entry]]:

@@ -23,7 +23,8 @@ class Checkpoint:
     epoch, batch : int
         Epochs done, and batches done of the next one, by the rank that did most.
     num_clients, size : int
-        Clients of the job, and ranks of each, that shared the data.
+        Clients of the job, and ranks of each, that shared the data. 0 clients: their numbers had
+        gaps, as those of no job that starts.
     sampler_epoch : int or None
         ``epoch`` of the sampler, where there is one.
     parameters : dict of str to Array

@@ -47,7 +47,8 @@ class TrainingState:
     trainer : ElasticTrainer
         Of parameters of `net`.
     sampler : object, optional
-        With ``epoch`` and ``set_epoch(epoch)``, as `ShardSampler`. `epochs` sets its epoch.
+        With ``epoch`` and ``set_epoch(epoch)``, as `ShardSampler`. `epochs` sets its epoch, and
+        lets it share the data anew (``share_anew()``) where clients have come or gone.
     folder : str, optional
         ``checkpoints`` in the folder of a job of ``gluon-esgd run``; in any other job it must be
         given. All clients give the same. Only leaders need to see it.
@@ -104,6 +105,8 @@ class TrainingState:
         self._resumed: Optional[Dict[str, Any]] = None  # of this rank, for the rest of an epoch
         self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
         self._in_epoch = self._passed = self._in_batch = False
+        self._goes_on = False  # inside an epoch, with the shares that it began with
+        self._shared_by = self._world.num_clients, self._world.client
         self._decided = self._steps_since = 0
         self._stepped = 0  # batches done at the last update
         self._saved_at = time.monotonic()
@@ -160,8 +163,18 @@ class TrainingState:
 
     def _begin_epoch(self) -> None:
         self._in_epoch, self._passed, self._decided = True, False, 0
-        if self._sampler is not None:
-            self._sampler.set_epoch(self.epoch)
+        goes_on, self._goes_on = self._goes_on, False
+        if self._sampler is None:
+            return
+        if not goes_on and hasattr(self._sampler, "share_anew"):
+            self._shared_by = self._sampler.share_anew()
+        self._sampler.set_epoch(self.epoch)
+
+    @property
+    def _sharing_clients(self) -> int:
+        """How many clients share the data; 0 where this one's part is not that of its number."""
+        clients, place = self._shared_by
+        return clients if place == self._world.client else 0
 
     def _end_epoch(self) -> None:
         self._in_epoch = self._passed = False
@@ -312,7 +325,7 @@ class TrainingState:
         return Checkpoint(
             epoch=self.epoch,
             batch=max(own["batch"] for own, _ in said),
-            num_clients=self._world.num_clients,
+            num_clients=self._sharing_clients,
             size=self._world.size,
             sampler_epoch=None if self._sampler is None else int(self._sampler.epoch),
             parameters=network.collect(self._net),
@@ -407,10 +420,11 @@ class TrainingState:
         network.put(self._net, checkpoint.parameters)
         network.put_statistics(self._net, checkpoint.statistics, me.rank, me.size)
         self._trainer._put_states(checkpoint.states, own=self._keeps_weights(own))
-        same = same_shares(checkpoint, me)
+        same = same_shares(checkpoint, self._sharing_clients, me.size)
         self.epoch, self.batch = checkpoint.epoch, 0
         if self._sampler is not None and checkpoint.sampler_epoch is not None:
             self._sampler.set_epoch(checkpoint.sampler_epoch)
+        self._goes_on = same and checkpoint.batch > 0
         if same:
             self.batch = checkpoint.ranks[me.rank]["batch"]
         if same and own:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Optional
+import logging
+from typing import Iterator, Optional, Tuple
 
 import numpy as np
 from mxnet.gluon.data import Sampler
 
+from ..job import job
+from ..topology import world
 from .share import checked_index, checked_share
 
 __all__ = ["ShardSampler"]
+
+_log = logging.getLogger(__name__)
 
 _LAST = ("pad", "drop", "keep")
 
@@ -77,6 +82,7 @@ class ShardSampler(Sampler):
         self._workers, self._rank = checked_share(
             ("num_workers", num_workers), ("worker_rank", worker_rank)
         )
+        self._follows = num_workers is None
         if last not in _LAST:
             raise ValueError(f"last={last!r} must be one of {', '.join(map(repr, _LAST))}")
         if self._length < (self._workers if last == "drop" else 1):
@@ -99,6 +105,32 @@ class ShardSampler(Sampler):
         self.epoch += 1
         order = np.resize(order, len(self) * self._workers)
         return iter(order[self._rank :: self._workers].tolist())
+
+    def share_anew(self) -> Tuple[int, int]:
+        """Share the set among the clients that the job has now; collective in the client.
+
+        To be called where an epoch starts, in jobs to which clients may come and from which they
+        may go; `TrainingState` does. Clients that learn of a change in different epochs share
+        differently for that long: some samples come twice or not at all. A sampler that was
+        given its `num_workers` stays as it is, and so does one with ``last='drop'`` that would
+        leave some worker no sample.
+
+        Returns
+        -------
+        tuple of int
+            How many clients the job has, and how many of them have lower numbers than this one.
+        """
+        clients, place = job().clients_now()
+        me = world()
+        workers = clients * me.size
+        if self._follows and self._last == "drop" and self._length < workers:
+            _log.warning(
+                "client %d: %d samples are too few for %d workers; they are shared as before",
+                me.client, self._length, workers,
+            )  # fmt: skip
+        elif self._follows:
+            self._workers, self._rank = workers, place * me.size + me.rank
+        return clients, place
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, from 0 on, the epoch of the next iteration, as after a resume."""

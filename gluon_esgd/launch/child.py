@@ -53,6 +53,8 @@ class Child:
     def __init__(self, process: Process, environ: Mapping[str, str]) -> None:
         self.process = process
         self.ended_at = 0.0
+        self._environ = environ
+        self._tellers: List[Child] = []
         self._log = open(process.log, "ab", buffering=0)  # noqa: SIM115 -- open as long as we
         talks = process.remote or process.station is not None
         shows = process.client is not None or process.station is not None
@@ -81,6 +83,8 @@ class Child:
         """Return the return code once it has ended (-N: signal N), else None."""
         if self._popen.poll() is not None and not self.ended_at:
             self.ended_at = time.time()
+        for teller in self._tellers:
+            teller.poll()
         return self._popen.returncode
 
     @property
@@ -89,10 +93,21 @@ class Child:
         return None if self._popen.stdin is None else self._popen.stdin.fileno()
 
     def pass_on(self, number: int) -> None:
-        """Pass SIGINT or SIGTERM on over the control channel of a process on another host."""
+        """Pass SIGINT or SIGTERM on to what it has started on other hosts."""
         if self.input is not None:
             with contextlib.suppress(OSError):  # it is ending already
                 os.write(self.input, CONTROL[number])
+        for teller in self.process.tellers:
+            self._tell(teller, number)
+
+    def _tell(self, teller: Process, number: int) -> None:
+        try:
+            child = Child(teller, self._environ)
+        except OSError as error:
+            self.note(f"{teller.name}: {error.strerror}\n".encode())
+            return
+        self._tellers.append(child)
+        child.pass_on(number)
 
     def end(self, number: int) -> None:
         """Send a signal if it still runs, and close its control channel."""
@@ -101,6 +116,9 @@ class Child:
             self._popen.stdin = None
         if self.poll() is None:
             proc.signal_quietly(self.pid, number)
+        if number == signal.SIGKILL:
+            for teller in self._tellers:
+                teller.end(number)
 
     def note(self, text: bytes) -> None:
         """Add to the log of this process."""
@@ -108,6 +126,9 @@ class Child:
 
     def close(self) -> None:
         """Close files and streams."""
+        for teller in self._tellers:
+            teller.end(signal.SIGKILL)
+            teller.close()
         for stream in (self._log, self._popen.stdout, self._popen.stdin):
             if stream is not None:
                 stream.close()

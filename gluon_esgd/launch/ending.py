@@ -8,12 +8,12 @@ from typing import Callable, List, Sequence, Tuple
 
 from . import proc
 from .child import Child
+from .tell import tell_ranks
 
 __all__ = ["Ending"]
 
 INTERRUPT_S = 3.0  # what ranks have after SIGINT, to save and to report
 TERMINATE_S = 3.0  # what everything has after SIGTERM
-_RANK = ["-m", "gluon_esgd.launch.rank"]
 
 
 class Ending:
@@ -86,11 +86,11 @@ class Ending:
         self._tell_ranks(signal.SIGINT)
 
     def _tell_ranks(self, number: int) -> None:
-        for child in self._alive(clients=True):
+        clients = self._alive(clients=True)
+        for child in clients:
             child.pass_on(number)
-        for pid, argv in proc.job_processes(*self._markers).items():
-            if argv[1:3] == _RANK and "--control" not in argv[: argv.index("--")]:
-                proc.signal_quietly(pid, number)
+        away = {(child.process.client, rank) for child in clients for rank in child.process.away}
+        tell_ranks(number, lambda client, rank: (client, rank) not in away, *self._markers)
 
     def _terminate(self) -> None:
         self._end(self._children, signal.SIGTERM)

@@ -91,10 +91,14 @@ class Generations:
         self.settle()
 
     def leave(self, client: int) -> None:
-        """The job goes on without this client."""
+        """The job goes on without this client; a generation tells the others how many they are."""
+        took_part = client in self.crew and not self.sync
         self.members.expected.discard(client)
         self.members.drop(client)
         self.offers.forget(client)
+        # Where a hand-over is under way it begins again by itself.
+        if took_part and self.handover is None and self.members.present and not self._over:
+            self._begin(f"client {client} left", False)
         self.settle()
 
     def enter(self, client: int) -> None:
@@ -393,11 +397,12 @@ class Generations:
         self._failures = 0
         if self.sync:
             self.offers.lose()
-        count = len(self.members.expected)
+        expected = self.members.expected
         for client in sorted(self.crew):
             self.members.enter(client)
-            go = {"do": "go", "generation": self.running, "num_clients": count}
-            self._tell(client, go)
+            place = sum(other < client for other in expected)
+            go = {"do": "go", "generation": self.running, "num_clients": len(expected)}
+            self._tell(client, {**go, "place": place})
         self._end_roles(self.running - 1)
         self._outside.note(handover.record(self._outside.clock()))
 

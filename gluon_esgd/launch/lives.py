@@ -16,6 +16,7 @@ from .state import Failure, first_failed_rank, missing_ranks, set_aside
 __all__ = ["Lives", "Place", "Restarts"]
 
 _LONGEST_PAUSE_S = 60.0
+_LASTS_S = 60.0  # who has lived so long may start again at once
 _LEFT_S = 10.0  # what cannot be killed within this time is not waited for
 
 
@@ -52,6 +53,10 @@ class Place:
         "training", "ending", "restarting", "finished" or "empty".
     life, restarts : int
         How often it was started again, and how often because it had failed itself.
+    in_a_row : int
+        Failures of lives that did not last, the last one and those right before it.
+    added : bool
+        Whether it was added to the running job; the others do not depend on its start.
     """
 
     number: int
@@ -61,7 +66,9 @@ class Place:
     state: str = "training"
     life: int = 0
     restarts: int = 0
+    in_a_row: int = 0
     started: bool = False
+    added: bool = False
     again: bool = True
     due: float = 0.0
     ending: Optional[Ending] = field(default=None, repr=False)
@@ -89,8 +96,8 @@ class Lives:
         Called with a `Child` that has ended and is replaced.
     restarts : callable
         Returns the `Restarts` as they are now.
-    give_up : callable
-        ``give_up(why)`` lets clients fail that wait for others, in which nobody is any more.
+    let_fail : callable
+        ``let_fail(why)`` ends the waits of clients for others, which are none any more.
     grace_s : float
         How long clients that are well have to their end.
     joined : callable
@@ -108,7 +115,7 @@ class Lives:
         start: Callable[[int, int], Child],
         drop: Callable[[Child], None],
         restarts: Callable[[], Restarts],
-        give_up: Callable[[str], None],
+        let_fail: Callable[[str], None],
         grace_s: float,
         joined: Callable[[int], bool],
         leave: Callable[[int], None],
@@ -119,7 +126,7 @@ class Lives:
         self._start_limit_s, self._start, self._drop = start_limit_s, start, drop
         self._restarts, self._joined, self._leave = restarts, joined, leave
         self._begin_anew, self._fail = begin_anew, fail
-        self._give_up, self._grace_s = give_up, grace_s
+        self._let_fail, self._grace_s = let_fail, grace_s
         self._began = time.time()
         self.places: List[Place] = []
 
@@ -157,22 +164,20 @@ class Lives:
         self._put_to_end(place, again=False, grace_s=grace_s)
         return f"client {client} is asked to end within {grace_s:g} s"
 
-    def add(self, enter: Callable[[int], None]) -> str:
-        """Start a client in an empty place, after ``enter(client)``; return what is done.
+    @property
+    def empty(self) -> List[int]:
+        """Clients whose places are empty."""
+        return [place.number for place in self.places if place.state == "empty"]
 
-        Raises
-        ------
-        ValueError
-            No place is empty.
-        """
-        empty = next((place for place in self.places if place.state == "empty"), None)
-        if empty is None:
-            count = sum(place.clients for place in self.places)
-            raise ValueError(f"no place is empty: the job was started with {count} client(s)")
-        enter(empty.number)
-        empty.again, empty.restarts = True, 0
-        self._start_again(empty)
-        return f"client {empty.number} starts"
+    def add(self, client: int) -> None:
+        """Start a client in its empty place, or in a new one behind all others."""
+        if client == len(self.places):
+            child = self._start(client, 0)
+            self.places.append(Place(client, 1, child, time.monotonic(), added=True))
+            return
+        place = self._place(client)
+        place.again, place.added, place.restarts = True, True, 0
+        self._start_again(place)
 
     def _place(self, client: int) -> Place:
         for place in self.places:
@@ -220,16 +225,26 @@ class Lives:
     def _on_failure(self, place: Place, failure: Failure) -> None:
         restarts = self._restarts()
         if not all(self._joined(client) for client in place.numbers):
-            self._fail(failure)  # an error at the start is not mended by starting again
+            self._on_bad_start(place, failure)
         elif place.restarts < restarts.most:
             self._restart(place, failure, restarts)
         elif self._others(place) >= restarts.least and not restarts.whole:
-            self._say(failure.text())
-            left = f"{self._others(place)} of {len(self.places)} clients go on"
-            self._say(f"gluon-esgd: the place of client {place.number} stays empty; {left}")
-            self._put_to_end(place, again=False)
+            self._give_up(place, failure)
         else:
             self._fail(failure)
+
+    def _on_bad_start(self, place: Place, failure: Failure) -> None:
+        """An error at the start is not mended by starting again."""
+        if place.added and self._others(place) > 0:
+            self._give_up(place, failure)
+        else:
+            self._fail(failure)
+
+    def _give_up(self, place: Place, failure: Failure) -> None:
+        self._say(failure.text())
+        left = f"{self._others(place)} of {len(self.places)} clients go on"
+        self._say(f"gluon-esgd: the place of client {place.number} stays empty; {left}")
+        self._put_to_end(place, again=False)
 
     def _others(self, place: Place) -> int:
         return sum(other.state != "empty" and other.again for other in self.places) - place.again
@@ -249,18 +264,27 @@ class Lives:
     ) -> None:
         """Start `place` again, which failed `alone` or with all others."""
         place.restarts += 1
-        pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (place.restarts - 1))
+        pause_s = self._pause_s(place)
+        when = f"in {pause_s:g} s" if pause_s else "at once"
         who = "all clients start" if restarts.whole else f"{place.child.process.name} starts"
         count = f"restart {place.restarts} of {restarts.most}"
         self._say(failure.text())
-        self._say(f"gluon-esgd: {who} again in {pause_s:g} s ({count})")
+        self._say(f"gluon-esgd: {who} again {when} ({count})")
         if restarts.whole:
-            self._give_up(f"{failure.who} {failure.how}; all clients start again")
+            self._let_fail(f"{failure.who} {failure.how}; all clients start again")
         for each in self.places if restarts.whole else [place]:
             is_well = not (alone and each is place)
-            each.restarts = place.restarts
+            each.restarts, each.in_a_row = place.restarts, place.in_a_row
             each.due = time.monotonic() + pause_s
             self._put_to_end(each, again=True, grace_s=self._grace_s if is_well else 0.0)
+
+    @staticmethod
+    def _pause_s(place: Place) -> float:
+        """How long to wait: nothing at first, then ever longer, where a life does not last."""
+        if time.monotonic() - place.since > _LASTS_S:
+            place.in_a_row = 0
+        place.in_a_row += 1
+        return min(_LONGEST_PAUSE_S, 2.0 ** (place.in_a_row - 2)) if place.in_a_row > 1 else 0.0
 
     def _put_to_end(self, place: Place, again: bool, grace_s: float = 0.0) -> None:
         """End all processes of a client, to start it again or not."""

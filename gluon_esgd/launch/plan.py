@@ -10,6 +10,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 from ..settings import PREFIX, Settings
 from .hosts import place_workers, remote_argv
 from .mpi import Mpi, Reach
+from .proc import client_marker, marker
 from .spec import JobSpec
 
 __all__ = [
@@ -22,9 +23,12 @@ __all__ = [
     "servers_at",
     "show",
     "socket_path",
+    "station_process",
+    "workers_at",
 ]
 
 STATION = ("-m", "gluon_esgd.center.station")  # what the interpreter runs on each host
+TELL = "gluon_esgd.launch.tell"
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Site:
         The launcher's own environment.
     base : Settings
         What the user's variables say, with the launcher's defaults.
+    added : tuple of str
+        Hosts of the clients that were added to the running job, by their numbers.
     """
 
     python: str
@@ -57,6 +63,7 @@ class Site:
     mpi: Optional[Mpi]
     environ: Mapping[str, str]
     base: Settings
+    added: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,10 @@ class Process:
         Reached through a remote shell; its standard input is the control channel.
     station : int, optional
         Number of the host whose station it is; standard input and output carry messages.
+    away : frozenset of int
+        Ranks of its MPI job that are on other hosts.
+    tellers : tuple of Process
+        What passes a signal on to them, one process for each of these hosts.
     """
 
     name: str
@@ -94,6 +105,8 @@ class Process:
     clients: int = 1
     remote: bool = False
     station: Optional[int] = None
+    away: FrozenSet[int] = frozenset()
+    tellers: Tuple[Process, ...] = ()
 
 
 def plan(spec: JobSpec, site: Site) -> List[Process]:
@@ -115,9 +128,15 @@ def servers_at(spec: JobSpec) -> List[int]:
     return [k % len(spec.host_list) for k in range(spec.num_servers)]
 
 
-def leader_at(spec: JobSpec, client: int) -> int:
+def workers_at(spec: JobSpec, added: Sequence[str] = ()) -> List[str]:
+    """Return the host of each worker, those of clients that were `added` behind the others."""
+    more = [host for host in added for _ in range(spec.client_size)]
+    return [*place_workers(spec.host_list, spec.workers), *more]
+
+
+def leader_at(spec: JobSpec, client: int, added: Sequence[str] = ()) -> int:
     """Return the number of the host on which a client has its rank 0."""
-    first = place_workers(spec.host_list, spec.workers)[client * spec.client_size]
+    first = workers_at(spec, added)[client * spec.client_size]
     return [host.name for host in spec.host_list].index(first)
 
 
@@ -125,10 +144,12 @@ def _stations(spec: JobSpec, site: Site) -> List[Process]:
     if not spec.num_servers:
         return []
     leaders_at = (leader_at(spec, client) for client in range(spec.clients))
-    return [_station(spec, site, number) for number in sorted({0, *servers_at(spec), *leaders_at})]
+    numbers = sorted({0, *servers_at(spec), *leaders_at})
+    return [station_process(spec, site, number) for number in numbers]
 
 
-def _station(spec: JobSpec, site: Site, number: int) -> Process:
+def station_process(spec: JobSpec, site: Site, number: int) -> Process:
+    """Return the station of a host, by its number."""
     host = spec.host_list[number].name
     settings = replace(_settings(spec, site), places=None, station=None)  # nothing here is bound
     env = {**settings.environment(), "CUDA_VISIBLE_DEVICES": ""}
@@ -137,7 +158,7 @@ def _station(spec: JobSpec, site: Site, number: int) -> Process:
 
 
 def _client(spec: JobSpec, site: Site, client: int, life: int) -> Process:
-    hosts = place_workers(spec.host_list, spec.workers)
+    hosts = workers_at(spec, site.added)
     mine = [hosts[worker] for worker in _workers(spec, client)]
     name, log = f"client {client}", f"{site.job_dir}/logs/client{client}.log"
     settings = replace(_settings(spec, site, client), life=life)
@@ -145,7 +166,8 @@ def _client(spec: JobSpec, site: Site, client: int, life: int) -> Process:
     env = {**_user_env(spec, site), **settings.environment(), f"{PREFIX}CLIENT": str(client)}
     if len(mine) > 1:
         argv, vendor_env = _mpi_job(spec, site, mine, env)
-        return Process(name, mine[0], argv, {**vendor_env, **env}, log, client)
+        process = Process(name, mine[0], argv, {**vendor_env, **env}, log, client)
+        return _with_tellers(spec, site, process, mine)
     argv = _wrapped(site, "gluon_esgd.launch.rank", [], spec.command)
     return _placed(spec, site, Process(name, mine[0], argv, env, log, client))
 
@@ -163,6 +185,22 @@ def _mpi_job(
     wanted = site.mpi.environment(reach)
     vendor_env = {name: value for name, value in wanted.items() if name not in site.environ}
     return tuple(site.mpi.argv(shares, reach, command)), vendor_env
+
+
+def _with_tellers(spec: JobSpec, site: Site, process: Process, hosts: Sequence[str]) -> Process:
+    """Return an MPI job with what tells its ranks on other hosts to end; `mpiexec` would not."""
+    ranks = {h: [r for r, at in enumerate(hosts) if at == h] for h in dict.fromkeys(hosts)}
+    away = {host: numbers for host, numbers in ranks.items() if host not in site.here}
+    env = dict([marker(site.job_dir).split("=", 1)])
+    tellers = []
+    for host, numbers in away.items():
+        listed = ",".join(map(str, numbers))
+        argv = [site.python, "-m", TELL, client_marker(process.client or 0), listed]
+        words = remote_argv(spec.remote_shell, host, site.cwd, env, argv)
+        name = f"what signals {process.name} on {host}"
+        tellers.append(Process(name, host, tuple(words), env, process.log, remote=True))
+    numbers_away = frozenset(number for numbers in away.values() for number in numbers)
+    return replace(process, away=numbers_away, tellers=tuple(tellers))
 
 
 def _wrapped(
@@ -193,7 +231,7 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
     values.update(
         job_dir=site.job_dir,
         client=client,
-        num_clients=spec.clients,
+        num_clients=spec.clients + len(site.added),
         client_size=spec.client_size,
         num_servers=spec.num_servers,
         station=_socket(spec, site, client) if spec.num_servers else None,
@@ -207,7 +245,7 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
 
 
 def _socket(spec: JobSpec, site: Site, client: int) -> str:
-    return socket_path(site.job_dir, leader_at(spec, client))
+    return socket_path(site.job_dir, leader_at(spec, client, site.added))
 
 
 def socket_path(job_dir: str, number: int) -> str:
@@ -224,7 +262,7 @@ def _workers(spec: JobSpec, client: int) -> range:
 
 def _places(spec: JobSpec, site: Site, client: int) -> str:
     """Return place/workers of each rank, counted over all workers of the job on its machine."""
-    machines = place_workers(spec.host_list, spec.workers)
+    machines = workers_at(spec, site.added)
     return ";".join(
         f"{machines[:w].count(machines[w])}/{machines.count(machines[w])}"
         for w in _workers(spec, client)

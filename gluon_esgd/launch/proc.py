@@ -19,6 +19,7 @@ __all__ = [
     "client_marker",
     "descendants",
     "die_with_parent",
+    "environment",
     "files_in_use",
     "job_processes",
     "kill_job",
@@ -91,13 +92,17 @@ def job_processes(*markers: str) -> Dict[int, List[str]]:
     """Return pid -> argv of the living processes whose start environment has all `markers`."""
     wanted, out = {marker.encode() for marker in markers}, {}
     for pid in _pids():
-        if pid != os.getpid() and wanted <= _environment(pid) and _is_alive(pid):
+        started = set(_read(pid, "environ").split(b"\0"))
+        if pid != os.getpid() and wanted <= started and _is_alive(pid):
             out[pid] = _read(pid, "cmdline").decode("utf-8", "replace").split("\0")[:-1]
     return out
 
 
-def _environment(pid: int) -> Set[bytes]:
-    return set(_read(pid, "environ").split(b"\0"))
+def environment(pid: int) -> Dict[str, str]:
+    """Return the environment with which a process was started; empty if it is gone."""
+    entries = _read(pid, "environ").decode("utf-8", "surrogateescape").split("\0")
+    pairs = (entry.partition("=") for entry in entries)
+    return {name: value for name, equals, value in pairs if equals}
 
 
 def kill_job(*markers: str, limit_s: float = 3.0) -> None:

@@ -15,13 +15,21 @@ from functools import partial
 from typing import Any, Dict, List, Optional
 
 from ..errors import LaunchError
-from . import proc
+from . import growth, proc
 from .child import Child
 from .control import Control
 from .ending import Ending
 from .guard import Guard
 from .lives import Lives, Restarts
-from .plan import Process, Site, client_process, leader_at, plan, servers_at
+from .plan import (
+    Process,
+    Site,
+    client_process,
+    leader_at,
+    plan,
+    servers_at,
+    station_process,
+)
 from .spec import JobSpec
 from .state import Failure, first_failed_rank
 from .stations import Stations
@@ -71,7 +79,7 @@ class Runner:
             start=self._start_client,
             drop=self._drop,
             restarts=self._restarts,
-            give_up=self._give_up,
+            let_fail=self._let_fail,
             grace_s=spec.grace_s,
             joined=self._joined,
             leave=self._leave,
@@ -203,7 +211,7 @@ class Runner:
         if self._stations is not None:
             self._stations.generations.leave(client)
 
-    def _give_up(self, why: str) -> None:
+    def _let_fail(self, why: str) -> None:
         if self._stations is not None:
             self._stations.generations.give_up(why)
 
@@ -219,21 +227,38 @@ class Runner:
 
     def _answer(self, question: Dict[str, Any]) -> Dict[str, Any]:
         """Answer ``gluon-esgd status`` and its like; ValueError says why not."""
-        do, client = question.get("do"), question.get("client")
+        do, client, host = (question.get(name) for name in ("do", "client", "host"))
         if do == "status":
             generations = None if self._stations is None else self._stations.generations
             return describe(self._lives.places, generations)
         if self._ending.begun:
             raise ValueError("the job is ending")
-        if do == "add-client":
-            return {"said": self._lives.add(self._enter)}
+        if do == "add-client" and (host is None or isinstance(host, str)):
+            return {"said": self._add_client(host)}
         if do == "remove-client" and type(client) is int:
             return {"said": self._lives.remove(client, self._spec.grace_s)}
         raise ValueError(f"{question!r:.200} is none of status, add-client, remove-client")
 
-    def _enter(self, client: int) -> None:
-        if self._stations is not None:
-            self._stations.generations.enter(client)
+    def _add_client(self, host: Optional[str]) -> str:
+        """Start a client in an empty place, else in a new one; return what is done."""
+        spec, stations = self._spec, self._stations
+        growth.check(spec, None if stations is None else stations.generations.sync)
+        assert stations is not None, "growth.check wants servers"
+        empty = self._lives.empty
+        client = growth.refill(spec, self._site, empty, host)
+        try:
+            if client is None:
+                name = growth.host_for(spec, self._site, empty, host)
+                self._site = growth.with_client(self._site, name)
+                client = len(self._lives.places)
+                number = leader_at(spec, client, self._site.added)
+                stations.add_leader(station_process(spec, self._site, number))
+            stations.generations.enter(client)
+            self._lives.add(client)
+        except LaunchError as error:
+            raise ValueError(f"{error}; the job ends") from None
+        at = [each.name for each in spec.host_list][leader_at(spec, client, self._site.added)]
+        return f"client {client} starts on {at}"
 
     # What they print.
 

@@ -75,7 +75,7 @@ class Stations:
         selector: selectors.BaseSelector,
         fail: Callable[[Failure], None],
     ) -> None:
-        self._terms, self._leaders_at, self._job_dir = terms, leaders_at, job_dir
+        self._terms, self._leaders_at, self._job_dir = terms, list(leaders_at), job_dir
         self._start, self._drop, self._selector, self._fail = start, drop, selector, fail
         self._outside = Outside(
             self._to_station, self._to_leader, self._failed, self._note, time.monotonic
@@ -84,10 +84,20 @@ class Stations:
         self._all: Dict[int, _Station] = {}
         self._over = False
         for process in processes:
-            assert process.station is not None
-            child, now = start(process), time.monotonic()
-            self._all[process.station] = station = _Station(process, child, now)
-            self._open(station)
+            self._begin_station(process)
+
+    def _begin_station(self, process: Process) -> None:
+        assert process.station is not None
+        child, now = self._start(process), time.monotonic()
+        self._all[process.station] = station = _Station(process, child, now)
+        self._open(station)
+
+    def add_leader(self, process: Process) -> None:
+        """Prepare for a further client, whose leader talks to this station; it may be new."""
+        assert process.station is not None
+        if process.station not in self._all:
+            self._begin_station(process)
+        self._leaders_at.append(process.station)
 
     def look(self) -> None:
         """See which stations have ended, and do what is due."""

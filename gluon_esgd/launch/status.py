@@ -69,7 +69,10 @@ def add_commands(commands: Any) -> None:
     """Add ``status``, ``add-client`` and ``remove-client`` to those of ``gluon-esgd``."""
     status = _command(commands, "status", "show clients and center of a running job", _status)
     status.add_argument("--json", action="store_true", help="as JSON, for programs")
-    _command(commands, "add-client", "fill an empty place of a running job", _add_client)
+    add = _command(commands, "add-client", "add a client to a running job", _add_client)
+    add.add_argument(
+        "--host", metavar="NAME", help="one of the job's hosts (default: that with fewest ranks)"
+    )
     remove = _command(commands, "remove-client", "end a client; the others go on", _remove_client)
     remove.add_argument("client", metavar="K", type=int, help="its number")
 
@@ -102,7 +105,7 @@ def _status(options: argparse.Namespace) -> str:
 
 
 def _add_client(options: argparse.Namespace) -> str:
-    return str(ask(options.job_dir, {"do": "add-client"})["said"])
+    return str(ask(options.job_dir, {"do": "add-client", "host": options.host})["said"])
 
 
 def _remove_client(options: argparse.Namespace) -> str:

@@ -195,7 +195,7 @@ class Supervised:
     def go(self, num_clients: Optional[int] = None) -> None:
         for k in self.clients:
             count = num_clients or len(self.links)
-            self.tell(k, "go", generation=self.generation, num_clients=count)
+            self.tell(k, "go", generation=self.generation, num_clients=count, place=k)
         self.station.do("end", generation=self.generation - 1)
         self.roles = self.coming
 

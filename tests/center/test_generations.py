@@ -331,7 +331,7 @@ WRONG: List[Callable[[Supervised], None]] = [
     lambda job: job.tell(0, "prepare", generation=10**6, client=0, num_clients=1, num_servers=1,
                          scheduler="x:1", vectors=[{"name": "m0", "sizes": [0]}]),
     lambda job: job.tell(0, "seed", generation=1, names=["m0"]),
-    lambda job: job.tell(0, "go", generation=1, num_clients=1),
+    lambda job: job.tell(0, "go", generation=1, num_clients=1, place=0),
     lambda job: job.tell(0, "save", generation=job.generation),
     lambda job: job.tell(0, "filled", name="m0"),
     lambda job: job.tell(0, "met", what=["m0"]),

@@ -191,3 +191,30 @@ def test_bad_epochs(epoch, error):
 
 def test_docstring():
     assert doctest.testmod(sampler).failed == 0
+
+
+class _Heard:
+    """What a leader has heard of the clients of its job."""
+
+    def __init__(self, clients, place):
+        self.clients_now = lambda: (clients, place)
+
+
+@pytest.mark.parametrize(("clients", "place"), [(3, 1), (2, 1), (1, 0)])
+def test_the_set_is_shared_anew_among_the_clients_that_there_are(monkeypatch, clients, place):
+    sampler = ShardSampler(30, seed=4)
+    monkeypatch.setattr("gluon_esgd.data.sampler.job", lambda: _Heard(clients, place))
+    assert sampler.share_anew() == (clients, place)
+    other = ShardSampler(30, seed=4, num_workers=clients, worker_rank=place)
+    assert list(sampler) == list(other) and len(sampler) == 30 // clients
+
+
+def test_shares_that_were_given_stay_and_so_do_those_that_would_leave_somebody_none(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr("gluon_esgd.data.sampler.job", lambda: _Heard(9, 4))
+    given = ShardSampler(30, num_workers=2, worker_rank=0)
+    few = ShardSampler(8, last="drop")
+    assert given.share_anew() == few.share_anew() == (9, 4)
+    assert (len(given), len(few)) == (15, 8)
+    assert "8 samples are too few for 9 workers" in caplog.text

@@ -131,3 +131,21 @@ def start(tmp_path):
         job.finish()
     assert not left
     assert not _leftover_segments(before)
+
+
+FAKE_SHELL = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+echo "$1" >> "$SHELL_LOG"; shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """A stand-in for ssh on PATH: notes the host, and runs the command here."""
+    shell = tmp_path / "bin" / "fakesh"
+    shell.parent.mkdir()
+    shell.write_text(FAKE_SHELL)
+    shell.chmod(0o755)
+    path = f"{shell.parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "SHELL_LOG": str(tmp_path / "hosts")}

@@ -83,7 +83,7 @@ class Leader:
     def on_seed(self, generation, names):
         self.say(say="seeded", generation=generation)
 
-    def on_go(self, generation, num_clients):
+    def on_go(self, generation, num_clients, place):
         print("go", generation, "of", num_clients, flush=True)
         progress = {"step": 7, "exchanges": 2, "lost": 0, "late": 1, "staleness_s": 0.5}
         self.say(say="progress", **progress)

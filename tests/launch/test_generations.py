@@ -145,7 +145,7 @@ def test_the_first_generation_waits_for_all_and_is_served_in_order():
     assert start.told("go") == []
     start.role("serving", "server", 1)
     assert start.told("go") == [
-        (k, {"do": "go", "generation": 1, "num_clients": 2}) for k in (0, 1)
+        (k, {"do": "go", "generation": 1, "num_clients": 2, "place": k}) for k in (0, 1)
     ]
     assert start.told("attached") == [(k, {"do": "attached", "name": "trainer0"}) for k in (0, 1)]
     assert start.machine.joined == {0, 1}
@@ -781,16 +781,24 @@ def test_under_rule_sgd_what_is_late_is_tried_again():
 
 def test_a_place_that_stays_empty_counts_no_more():
     run = job(3)
-    run.gone(2)
-    run.machine.leave(2)
-    run.dies("server")
-    run.serve()
-    run.ready(0, 1)
-    run.held(_0=1.0, _1=1.0)
+    run.gone(1)
+    run.machine.leave(1)
+    run.serve()  # a generation of its own tells the others
+    run.ready(0, 2)
+    run.held(_0=1.0, _2=1.0)
+    run.says(0, "saved", generation=1, ok=True)
     run.says(0, "seeded", generation=2)
-    assert [m["num_clients"] for _, m in run.told("go")] == [2, 2]
-    run.hello(2, life=1)
+    assert [(k, m["num_clients"], m["place"]) for k, m in run.told("go")] == [(0, 2, 0), (2, 2, 1)]
+    assert run.records[-1]["why"] == "client 1 left" and not run.records[-1]["hard"]
+    run.hello(1, life=1)
     assert run.told("welcome") == []  # nobody asked it to come
+
+
+def test_a_client_that_was_never_there_leaves_without_a_generation():
+    run = job(2)
+    run.machine.enter(2)
+    run.machine.leave(2)
+    assert run.told("hold") == [] and run.machine.handover is None
 
 
 @pytest.mark.parametrize(

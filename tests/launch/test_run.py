@@ -353,24 +353,6 @@ def test_binding_can_be_switched_off_and_the_users_caps_win(start):
     assert capped.out.decode() == f"{count} 7\n"
 
 
-FAKE_SHELL = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-echo "$1" >> "$SHELL_LOG"; shift
-exec sh -c "$*"
-"""
-
-
-@pytest.fixture
-def remote(tmp_path):
-    """A stand-in for ssh on PATH: notes the host, and runs the command here."""
-    shell = tmp_path / "bin" / "fakesh"
-    shell.parent.mkdir()
-    shell.write_text(FAKE_SHELL)
-    shell.chmod(0o755)
-    path = f"{shell.parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "SHELL_LOG": str(tmp_path / "hosts")}
-
-
 @pytest.mark.mpi
 def test_other_hosts_are_reached_by_the_remote_shell(start, vendor, remote):
     hosts = ["--hosts", "127.0.0.2:2,127.0.0.3:2", "--remote-shell", "fakesh", "--env", "A=b c"]
@@ -398,6 +380,38 @@ def test_ctrl_c_and_sigterm_reach_a_rank_on_another_host(start, remote):
         code_, took = job.finish()
         assert (code_, took < LIMIT_S) == (128 + number, True)
         assert job.out.decode().count("saved") == 2
+
+
+@pytest.mark.mpi
+def test_signals_reach_ranks_of_an_mpi_job_on_other_hosts(start, vendor, remote):
+    hosts = ["--hosts", f"{socket.gethostname()}:1,127.0.0.3:2", "--remote-shell", "fakesh"]
+    job = start(
+        ["-n", 3, *hosts, "--grace", 60, "--mpiexec", vendor[0].mpiexec],
+        [*py(SAVES), "1"],
+        **remote,
+    )
+    job.wait_for("ready", 3)
+    job.popen.terminate()
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (143, True)
+    said = job.out.decode()
+    assert said.count("saves") == said.count("saved") == 3  # each once
+    assert "interrupted" not in said
+
+
+@pytest.mark.mpi
+def test_without_a_grace_ranks_on_other_hosts_are_interrupted_first(start, vendor, remote):
+    hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--remote-shell", "fakesh"]
+    code = (
+        "import time\ntry:\n    print('ready'); time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('interrupted')"
+    )
+    job = start(["-n", 2, *hosts, "--mpiexec", vendor[0].mpiexec], py(code), **remote)
+    job.wait_for("ready", 2)
+    job.popen.send_signal(signal.SIGINT)
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (130, True)
+    assert job.out.decode().count("interrupted") == 2
 
 
 def test_other_hosts_notice_a_killed_launcher(start, remote):
