@@ -184,7 +184,7 @@ class Settings:
         2.0, _seconds(open_=False), "how long a late exchange is waited for before it is put off"
     )
     center_snapshot_s: Optional[float] = _setting(
-        300.0, _limit, "how often the center is written to the job's folder; 'off': never"
+        60.0, _limit, "how often the center is written to the job's folder; 'off': never"
     )
     center_limit_s: float = _setting(
         60.0, _seconds(), "no answer of agent or servers for this long is an error"

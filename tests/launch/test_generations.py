@@ -693,6 +693,30 @@ def test_what_is_lost_while_a_vector_joins_makes_the_next_generation_with_it(fau
     assert [k for k, m in run.told("attached") if m["name"] == "trainer1"] == [0, 1]
 
 
+def test_who_joins_too_late_attaches_nothing_twice():
+    run = job()
+    run.register(0, 1, name="trainer1")
+    joined(run, 0)
+    run.after(11.0)
+    run.forget()
+    joined(run, 1)  # of the generation that is given up
+    assert run.leaders == [] and run.machine.last == 2
+    run.serve()
+    run.ready(0, 1)
+    joined(run, 0, 1)
+    run.held(_0=1.0, _1=2.0)
+    assert run.told("attached") == []  # not before the generation that has it runs
+    run.says(0, "seeded", generation=2)
+    joined(run, 0, 1)
+    assert run.who("attached") == [0, 1] and run.told("attach") == []
+    run.register(0, 1, name="trainer2")
+    for client in (0, 1):
+        run.says(client, "joined", generation=1, name="trainer2")
+    assert run.told("attached") == []  # that generation is over
+    joined(run, 0, 1, name="trainer2")
+    assert run.who("attached") == [0, 1]
+
+
 def test_a_vector_that_comes_when_a_client_is_gone_needs_the_next_generation():
     run = job()
     run.gone(1)
