@@ -125,7 +125,7 @@ def test_under_sgd_the_other_clients_learn_of_an_error_at_once(shape: Shape) -> 
     assert ended.code != 0 and ended.seconds < 40
     assert re.search(r"worker 0 raised CollectiveError: .*no room for the bucket", ended.output)
     assert re.search(
-        r"worker 1 raised CollectiveError: .*a rank of another client has the cause", ended.output
+        r"worker 1 raised LostClientsError: .*a rank of another client has the cause", ended.output
     )
 
 
