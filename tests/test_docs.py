@@ -13,6 +13,7 @@ from mxnet.gluon import Trainer, data
 
 from gluon_esgd import settings
 from gluon_esgd.counters import Counters
+from gluon_esgd.launch import words
 from gluon_esgd.launch.arguments import add_arguments
 
 from .pool import ROOT
@@ -111,3 +112,17 @@ def test_commands_in_the_readme_are_plannable(line):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_protocol_page_has_every_word_with_its_fields():
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    for known in (words._LEADER, words._STATION):
+        for say, fields in known.items():
+            rows = [line for line in page.splitlines() if f'"say": "{say}"' in line]
+            assert rows, say
+            assert all(f'"{field}"' in rows[0] for field in fields), (say, rows[0])
+    orders = (ROOT / "gluon_esgd" / "center" / "orders.py").read_text()
+    obeyed = re.findall(r'^            "(\w+)": self\._\w+,$', orders, re.MULTILINE)
+    assert len(obeyed) > 10
+    for do in obeyed:
+        assert f'"do": "{do}"' in page, do
