@@ -82,14 +82,14 @@ def test_signals_that_come_together_are_one_and_a_later_one_ends_at_once(tmp_pat
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         try:
+            first = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert process.stdout.readline() == b"still here\n"
-            first = time.monotonic()
             while process.poll() is None and time.monotonic() < first + 20:
                 process.send_signal(signal.SIGTERM)
                 time.sleep(0.05)
             assert process.wait(20) == -signal.SIGTERM
-            assert time.monotonic() - first > 1.9, "it was given no time to save"
+            assert time.monotonic() - first > 2, "it was given no time to save"
         finally:
             process.kill()
     assert positions(str(tmp_path)) == []

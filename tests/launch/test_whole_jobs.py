@@ -31,8 +31,11 @@ def enough(job):
 
 def epochs(job, client, folder="logs"):
     """What a leader said at the start of its epochs."""
-    text = Path(job.dir, folder, f"client{client}.rank0.log").read_text()
-    return [int(number) for number in re.findall(r"^epoch (\d+) ", text, re.M)]
+    return [int(n) for n in re.findall(r"^epoch (\d+) ", log(job, client, folder), re.M)]
+
+
+def log(job, client, folder="logs"):
+    return Path(job.dir, folder, f"client{client}.rank0.log").read_text()
 
 
 @pytest.mark.servers
@@ -54,7 +57,8 @@ def test_a_third_client_trains_with_two_and_one_of_the_first_leaves(start, capsy
     assert "[client 2 rank 0]" in job.wait_for("batches 6 of 2 place 1 alpha 0.450")
     until(job, lambda told: states(told) == ["training", "empty", "training"])
     centers, _ = enough(job)
-    assert len(centers) == 1
+    begins = [re.search(r"begins with (\w+)", log(job, client)) for client in (0, 2)]
+    assert centers == {begins[0][1]} != {begins[1][1]}  # who comes moves nothing
     assert "generation 3: client 1 left" in job.err.decode()
     seen = epochs(job, 2)
     assert seen == sorted(set(seen)) and seen[0] > 0  # it came to where client 0 was
@@ -113,6 +117,20 @@ def test_sigterm_saves_a_checkpoint_of_a_client_over_two_hosts(start, remote):
     assert (code, took < LIMIT_S) == (143, True), job.err
     assert "client 0 leaves after SIGTERM, in epoch" in job.out.decode()
     assert any(Path(job.dir, "checkpoints", "client0").iterdir())
+
+
+@pytest.mark.servers
+def test_sigterm_while_a_server_is_dead_saves_a_checkpoint_in_time(start):
+    job = start(["-n", 2, "--clients", 2, *ESGD], trains(), **LAUNCH)
+    job.wait_for("epoch 2", 2)
+    told = until(job, lambda told: all(client["exchanges"] for client in told["clients"]), 60)
+    os.kill(told["servers"]["server 0"], signal.SIGKILL)
+    job.popen.terminate()
+    code, took = job.finish()
+    assert (code, took < LIMIT_S) == (143, True), job.err
+    for client in range(2):
+        assert f"client {client} leaves after SIGTERM, in epoch" in log(job, client)
+        assert any(Path(job.dir, "checkpoints", f"client{client}").iterdir())
 
 
 @pytest.mark.servers

@@ -1,9 +1,9 @@
 """A script that trains in whole jobs, with all that belongs to it: checkpoints, shares, the center.
 
-``-m tests.launch.trains EPOCHS RATE`` prints at the start of each epoch "epoch E batches B of N
-place P alpha A", and at the end "center D loss L", with a digest of the center. It trains EPOCHS,
-or fewer where the file ``enough`` comes into the folder of the job. Other clients than the first
-begin with other weights.
+``-m tests.launch.trains EPOCHS RATE`` prints first "begins with D", a digest of its weights, at the
+start of each epoch "epoch E batches B of N place P alpha A", and at the end "center D loss L". It
+trains EPOCHS, or fewer where the file ``enough`` comes into the folder of the job. Other clients
+than the first begin with other weights.
 """
 
 import hashlib
@@ -31,11 +31,16 @@ def problem():
     return mx.nd.array(x), mx.nd.array(x @ chance.randn(FEATURES, 1).astype(np.float32))
 
 
+def digest(net):
+    return hashlib.sha256(net.weight.data().asnumpy().tobytes()).hexdigest()[:16]
+
+
 def main(epochs, rate):
     me = world()
     mx.random.seed(me.client)
     net = gluon.nn.Dense(1, in_units=FEATURES, use_bias=False, prefix="net_")
     net.initialize(mx.init.Normal(1.0))
+    print("begins with", digest(net), flush=True)
     trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": float(rate)})
     x, y = problem()
     sampler = ShardSampler(SAMPLES, seed=1)
@@ -57,9 +62,8 @@ def main(epochs, rate):
             break
     trainer.finish()
     with trainer.center():
-        weights = net.weight.data().asnumpy()
         found = float(loss_of(net(x), y).mean().asscalar())
-    print("center", hashlib.sha256(weights.tobytes()).hexdigest()[:16], f"loss {found:.6f}")
+        print("center", digest(net), f"loss {found:.6f}")
 
 
 if __name__ == "__main__":
