@@ -107,9 +107,10 @@ def _kind(pid: int, argvs: Dict[int, List[str]], parents: Dict[int, int]) -> Opt
     argv = argvs[pid]
     above = argvs.get(parents[pid], [])
     if ZYGOTE in argv:
-        # What a zygote has forked outlives it, with its command line.
+        # What a zygote has forked has its command line, outlives it, and is then its parent's.
+        role = _role(pid)
         is_zygote = ZYGOTE not in above and (STATION in above or str(WORKER) in above)
-        return "zygote" if is_zygote else _forked(pid)
+        return role or ("zygote" if is_zygote else "agent")
     if STATION in argv and STATION not in above:
         return "station"
     if str(WORKER) in argv and RANK not in argv and RANK in above:
@@ -117,13 +118,13 @@ def _kind(pid: int, argvs: Dict[int, List[str]], parents: Dict[int, int]) -> Opt
     return None
 
 
-def _forked(pid: int) -> Optional[str]:
-    """Roles have a log of their own as standard output, agents that of their leader."""
+def _role(pid: int) -> Optional[str]:
+    """Scheduler and servers have logs of their own as standard output."""
     try:
         log = os.path.basename(os.readlink(f"/proc/{pid}/fd/1"))
     except OSError:
         return None
-    return next((kind for kind in ("scheduler", "server") if log.startswith(kind)), "agent")
+    return next((kind for kind in ("scheduler", "server") if log.startswith(kind)), None)
 
 
 def _parent(pid: int) -> int:
