@@ -41,6 +41,7 @@ from .wakeup import SignalPipe
 __all__ = ["Runner"]
 
 _LOOK_S = 0.25  # how often reports of ranks and deadlines are looked at
+_LAST_WORDS_S = 2.0  # what ranks have to fail by themselves when the center has failed
 _RESTARTS = 3  # of a client that can come back to a center
 # MPICH's own words on a failure, to standard output; ours name the rank, so these go to the log.
 _BANNER = re.compile(rb"\n=+\n=   BAD TERMINATION.*", re.DOTALL)
@@ -87,6 +88,7 @@ class Runner:
             fail=self._fail,
         )
         self._grace_until = 0.0  # of the end
+        self._last_words_until: Optional[float] = None  # of ranks that have lost the center
         self._signals = SignalPipe([*_ASKED, signal.SIGCHLD])
 
     def run(self) -> int:
@@ -172,11 +174,19 @@ class Runner:
         try:
             if self._stations is not None:
                 self._stations.look()
+            if self._last_words_until is not None:
+                return self._look_at_last_words(self._last_words_until)
             if not self._ending.begun:
                 self._lives.look()
         except LaunchError:
             return
         if self._lives.are_over and not self._ending.begun:
+            self._end()
+
+    def _look_at_last_words(self, until: float) -> None:
+        """Let ranks say in which bucket and step they have lost the center."""
+        clients = (child for child in self._children if child.process.client is not None)
+        if time.monotonic() > until or all(child.poll() is not None for child in clients):
             self._end()
 
     def _end(self, grace_s: float = 0.0) -> None:
@@ -216,8 +226,12 @@ class Runner:
             self._stations.generations.give_up(why)
 
     def _center_failed(self, failure: Failure) -> None:
-        if self._ending.begun or not self._lives.restart_all(failure):
+        if self._ending.begun:
             self._fail(failure)
+        elif self._last_words_until is None and not self._lives.restart_all(failure):
+            self._failure = failure
+            self._let_fail(f"{failure.who} {failure.how}")
+            self._last_words_until = time.monotonic() + _LAST_WORDS_S
 
     def _begin_anew(self) -> None:
         if self._stations is not None:
