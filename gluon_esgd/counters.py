@@ -1,4 +1,4 @@
-"""What a trainer counts of its own work; everything is a total since its start."""
+"""What a trainer counts of its own work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Counters"]
 
 @dataclass
 class Counters:
-    """Totals of one trainer in one process. Bytes and seconds are in the names.
+    """Totals of one trainer in one process since its start; of the last exchange where it says so.
 
     Attributes
     ----------
@@ -20,6 +20,8 @@ class Counters:
         Bytes that this rank gave into collectives (vector sizes, not wire traffic).
     collective_s : float
         Seconds inside collectives, mostly hidden behind the backward pass.
+    center_s : float
+        Seconds inside exchanges with the center (snapshot, waiting, application), mostly hidden.
     step_wait_s : float
         Seconds for which ``step()`` itself waited.
     exchanges : int
@@ -30,6 +32,8 @@ class Counters:
         Exchanges that did not begin, since there was nothing to exchange with at the moment.
     exchanges_lost : int
         Exchanges that were lost with their servers or agent; the weights stayed as they were.
+    staleness : int
+        Optimizer steps between snapshot and application of the last exchange (leader only).
     server_bytes : int
         Bytes that this client sent to and received from the servers (leader only); without
         servers the vectors that it gave into collectives between clients.
@@ -40,11 +44,13 @@ class Counters:
     steps: int = 0
     collective_bytes: int = 0
     collective_s: float = 0.0
+    center_s: float = 0.0
     step_wait_s: float = 0.0
     exchanges: int = 0
     exchanges_late: int = 0
     exchanges_skipped: int = 0
     exchanges_lost: int = 0
+    staleness: int = 0
     server_bytes: int = 0
     distance: float = 0.0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -65,7 +65,7 @@ class CenterExchange:
         self._counters = counters
         self._mailbox: Optional[Box] = None
         self._apply_at: Optional[int] = None
-        self._step = 0  # the last one made
+        self._step = self._taken_at = 0  # the last one made, and that of the leader's last snapshot
         self._status = _DONE  # of the last application; set in the engine, read after a wait
         self._skipped = self._told_skip = self._joined = False
         self._clients = world.num_clients
@@ -162,10 +162,22 @@ class CenterExchange:
         self._weights.copy_to(self._flat)
         self._kinds = kinds = self._weights.kinds()
         what = self._what("the exchange")
-        start = functools.partial(self._start, kinds, wait_s, what)
-        self._lane.push(start, "center snapshot", writes=[self._flat])
+        start = functools.partial(self._start, kinds, wait_s, what, self._step)
+        self._lane.push(self._timed(start), "center snapshot", writes=[self._flat])
 
-    def _start(self, kinds: np.ndarray, wait_s: float, what: str) -> None:
+    def _timed(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Count what `work` takes in the engine as time in the center."""
+
+        def timed() -> None:
+            began = time.perf_counter()
+            try:
+                work()
+            finally:
+                self._counters.center_s += time.perf_counter() - began
+
+        return timed
+
+    def _start(self, kinds: np.ndarray, wait_s: float, what: str, step: int) -> None:
         """In the engine: average the running statistics, hand the snapshot to the agent.
 
         Where servers are just being replaced it waits for them for `wait_s`.
@@ -177,6 +189,7 @@ class CenterExchange:
         if self._mailbox is None or self._mailbox.in_flight:
             return  # not the leader, or one is late: that one is collected next
         self._mailbox.x[:] = self._host
+        self._taken_at = step
         try:
             with self._world.reported(what):  # in a split world it waits
                 self._skipped = not self._mailbox.start_exchange(
@@ -202,12 +215,12 @@ class CenterExchange:
     def _push_application(self, limit_s: Optional[float] = None, drop: bool = False) -> None:
         self._apply_at = None
         what = self._what("the application of an exchange")
-        collect = functools.partial(self._collect, limit_s, what)
-        self._lane.push(collect, "center application", writes=[self._flat])
+        collect = functools.partial(self._collect, limit_s, what, self._step)
+        self._lane.push(self._timed(collect), "center application", writes=[self._flat])
         if not drop:
             self._weights.add(self._flat, self._kinds)
 
-    def _collect(self, limit_s: Optional[float], what: str) -> None:
+    def _collect(self, limit_s: Optional[float], what: str, step: int) -> None:
         """In the engine: the leader's exchange, if it is back, into `_flat` on every rank.
 
         Unless `limit_s` is given a step waits for it once, and no more when it was late.
@@ -242,6 +255,7 @@ class CenterExchange:
                     ", or further from it than half floats reach," if half else "",
                 )
             self._counters.server_bytes = self._mailbox.bytes_moved
+            self._counters.staleness = step - self._taken_at
 
     def _fetch(self, mailbox: Box, limit_s: float) -> Tuple[int, str]:
         """On the leader: what became of the exchange; its shift into `_host`."""

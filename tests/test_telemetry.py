@@ -1,3 +1,4 @@
+import json
 import struct
 import threading
 from pathlib import Path
@@ -5,12 +6,12 @@ from types import SimpleNamespace
 
 import mxnet as mx
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from tensorboardX.proto.event_pb2 import Event
 
-from gluon_esgd import telemetry
 from gluon_esgd.counters import Counters
 from gluon_esgd.telemetry import TrainingLog
+from gluon_esgd.telemetry import log as telemetry
 
 from .pool import until
 
@@ -31,7 +32,12 @@ def curves(folder):
 
 def place(monkeypatch, rank=0, client=0, size=1):
     me = SimpleNamespace(
-        rank=rank, client=client, size=size, is_leader=rank == 0, is_main=rank == client == 0
+        rank=rank,
+        client=client,
+        size=size,
+        num_workers=2 * size,
+        is_leader=rank == 0,
+        is_main=rank == client == 0,
     )
     monkeypatch.setattr(telemetry, "world", lambda: me)
 
@@ -41,6 +47,7 @@ class Trainer:
 
     def __init__(self):
         self.counters = Counters(collective_bytes=7, distance=1.5)
+        self._params, self._optimizer = [], SimpleNamespace(rescale_grad=1.0)
 
 
 def test_curves_are_means_over_windows(tmp_path):
@@ -63,7 +70,54 @@ def test_a_plain_trainer_has_a_learning_rate_only(tmp_path):
     net.initialize()
     with TrainingLog(gluon.Trainer(net.collect_params(), "sgd"), logdir=str(tmp_path)) as log:
         log.update(1.0, 1)
-    assert set(curves(tmp_path / "client0")) == {"loss", "images_per_s", "learning_rate"}
+    got = curves(tmp_path / "client0")
+    assert {"loss", "images_per_s", "learning_rate", "gradient_norm", "memory/host_mb"} < set(got)
+    assert not set(Counters().as_dict()) & set(got) and "time/center_s" not in got
+
+
+def test_the_norm_is_that_of_the_mean_gradient(tmp_path):
+    net = gluon.nn.Dense(1, in_units=2, use_bias=False)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with TrainingLog(trainer, logdir=str(tmp_path)) as log:
+        with autograd.record():
+            loss = net(mx.nd.array([[3, 4]] * 5))
+        loss.backward()
+        trainer.step(5)
+        log.update(loss, 5)
+    assert curves(tmp_path / "client0")["gradient_norm"] == [(1, pytest.approx(5.0))]
+
+
+def test_times_of_a_step_add_up(monkeypatch, tmp_path):
+    clock = iter([0.0, 1, 3, 4, 5, 11, 11, 11, 11, 11])
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    trainer = Trainer()
+    with TrainingLog(trainer, logdir=str(tmp_path), every=2) as log:
+        for _ in log.batches("ab"):  # waited for from 1 to 3, and from 4 to 5
+            trainer.counters.collective_s += 0.25
+            trainer.counters.center_s += 0.125
+            log.update(1.0, 1)  # the second at 11
+    got = {name: points[0][1] for name, points in curves(tmp_path / "client0").items()}
+    times = {name[5:-2]: value for name, value in got.items() if name.startswith("time/")}
+    assert times == {
+        "step": 5.5, "input": 1.5, "compute": 4.0, "collectives": 0.25, "center": 0.125
+    }  # fmt: skip
+
+
+def test_epochs_and_hyperparameters(monkeypatch, tmp_path, capsys):
+    with TrainingLog(Trainer(), steps=20, logdir=str(tmp_path), first_step=10) as log:
+        log.hyperparameters({"lr": 0.5, "model": "tiny"}, ["loss", "center/top1"])
+        log.update(2.0, 4)
+        log.epoch(3, top1=0.5, loss=mx.nd.array([2.0]))
+    told, shown = capsys.readouterr()
+    assert told == "epoch 3: top1 0.5, loss 2\n" and "11/20" in shown
+    line = json.loads((tmp_path / "client0" / "epochs.jsonl").read_text())
+    assert line.pop("time") > 1e9
+    assert line == {"epoch": 3, "step": 11, "top1": 0.5, "loss": 2.0}
+    assert curves(tmp_path / "client0")["top1"] == [(11, 0.5)]
+    (events,) = (tmp_path / "client0").glob("events*")
+    assert b"_hparams_/session_start_info" in events.read_bytes()
+    assert b"center/top1" in events.read_bytes()
 
 
 def test_half_precision_losses_are_averaged_in_full(tmp_path):
@@ -82,10 +136,12 @@ def test_who_shows_what(monkeypatch, tmp_path, capsys, rank, client, bar, writes
         for _ in range(3):
             log.update(mx.nd.ones(4), 4, accuracy=0.5)
         log.scalar("mine", 1.0)
-    shown = capsys.readouterr().err
+        log.hyperparameters({"lr": 1.0})
+        log.epoch(0, top1=0.5)
+    told, shown = capsys.readouterr()
     assert ("3/3" in shown and "loss=1" in shown and "accuracy=0.5" in shown) == bar
-    assert ("images_per_s=" in shown) == bar
-    assert bool(shown) == bar
+    assert ("images_per_s=" in shown) == bar == ("epoch 0: top1 0.5" in told)
+    assert bool(shown) == bar == bool(told)
     assert [p.name for p in tmp_path.iterdir()] == [f"client{client}"] * writes
 
 

@@ -37,8 +37,10 @@ def paced(interval: str, lazy: str) -> None:
         slowest = max(slowest, time.monotonic() - began)
         time.sleep(PACE_S)
     seconds = time.monotonic() - start
+    staleness = trainer.counters.staleness
     trainer.finish()
-    print(json.dumps({"seconds": seconds, "slowest": slowest, **trainer.counters.as_dict()}))
+    ends = {**trainer.counters.as_dict(), "staleness": staleness}
+    print(json.dumps({"seconds": seconds, "slowest": slowest, **ends}))
 
 
 def drawn_together(interval: str, lazy: str) -> None:
@@ -99,6 +101,7 @@ def test_a_slow_server_is_hidden_when_the_delay_gives_it_time() -> None:
         assert late["seconds"] < 1.1 * quick["seconds"]
         assert late["exchanges"] == quick["exchanges"] == 3  # two due, one at the end
         assert late["exchanges_late"] == 0
+        assert late["staleness"] == quick["staleness"] == 59
 
 
 @pytest.mark.servers
@@ -108,6 +111,8 @@ def test_no_step_waits_for_an_exchange_that_is_late() -> None:
         assert client["exchanges_late"] > 0
         assert client["exchanges"] >= 2
         assert client["slowest"] < DELAY_S, "a step waited for the servers"
+        assert client["staleness"] > 7  # applied when another one was due
+        assert 0.05 < client["center_s"] < DELAY_S * client["exchanges"]
 
 
 @pytest.mark.servers

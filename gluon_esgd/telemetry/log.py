@@ -1,23 +1,26 @@
-"""A progress bar on one rank and TensorBoard curves of each client, in two lines."""
+"""`TrainingLog`: a bar and curves in two lines of a script."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Dict, Iterator, Optional, Type, Union
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from mxnet import nd
 from mxnet.gluon import Trainer
 from tqdm import tqdm
 
-from .topology import world
+from ..topology import world
+from .gauges import Gauges
 
 __all__ = ["TrainingLog"]
 
 Value = Union[float, nd.NDArray]
+Batch = TypeVar("Batch")
 
 
 class TrainingLog:
@@ -38,6 +41,13 @@ class TrainingLog:
         Folder for TensorBoard; client K writes into ``client{K}`` in it. No curves unless given.
     every : int, default 10
         Steps between two points of the curves.
+    first_step : int, default 0
+        Steps that were made before, as of a run that goes on from a checkpoint.
+
+    Attributes
+    ----------
+    step : int
+        Steps made, which is where the next point is drawn.
 
     Examples
     --------
@@ -54,26 +64,31 @@ class TrainingLog:
         logdir: Optional[str] = None,
         *,
         every: int = 10,
+        first_step: int = 0,
     ) -> None:
         if every < 1:
             raise ValueError(f"every={every!r} must be 1 or more")
-        me = world()
-        self.step = 0
-        self._trainer, self._every, self._size = trainer, every, me.size
+        self._world = me = world()
+        self.step, self._every = first_step, every
+        self._gauges = Gauges(trainer)
         self._writer: Any = None
         if logdir is not None and me.is_leader:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(os.path.join(logdir, f"client{me.client}"))
+            self._folder = os.path.join(logdir, f"client{me.client}")
+            self._writer = SummaryWriter(self._folder)
         # Where lines are kept, in a log, a bar that moves ten times a second is ten lines.
         pace_s = 0.1 if sys.stderr.isatty() else 2.0
-        self._bar = tqdm(total=steps, unit="step", disable=not me.is_main, mininterval=pace_s)
+        self._bar = tqdm(
+            total=steps, initial=first_step, unit="step", disable=not me.is_main, mininterval=pace_s
+        )
         self._shows = self._writer is not None or me.is_main
         self._clear()
 
     def _clear(self) -> None:
         self._sums: Dict[str, Value] = {}
         self._count = self._samples = 0
+        self._input_s = 0.0
         self._start = time.monotonic()
 
     @contextmanager
@@ -84,6 +99,18 @@ class TrainingLog:
             yield
         finally:
             self._start += time.monotonic() - start
+
+    def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Go through `batches`, and count the time that each is waited for as input."""
+        iterator = iter(batches)
+        while True:
+            start = time.monotonic()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._input_s += time.monotonic() - start
+            yield batch
 
     def __enter__(self) -> TrainingLog:
         return self
@@ -125,25 +152,69 @@ class TrainingLog:
 
     def _show(self) -> None:
         means = {name: _number(total) / self._count for name, total in self._sums.items()}
-        # Ranks of a client go in lockstep: the client is `size` times as fast as this rank.
         seconds = max(time.monotonic() - self._start, 1e-9)
-        means["images_per_s"] = self._size * self._samples / seconds
+        rate = self._samples / seconds
+        # Ranks of a client go in lockstep: the client is `size` times as fast as this rank.
+        means["images_per_s"] = self._world.size * rate
         self._bar.set_postfix({k: f"{v:.4g}" for k, v in means.items()}, refresh=False)
-        for name, value in {**means, **self._of_trainer()}.items():
-            self.scalar(name, value)
+        if self._writer is not None:
+            rates = {"rank": rate, "job": self._world.num_workers * rate}
+            self._draw({**means, **{f"images_per_s/{whose}": r for whose, r in rates.items()}})
+            self._draw({**self._times(seconds), **self._gauges.values()})
         self._clear()
 
-    def _of_trainer(self) -> Dict[str, float]:
-        if self._trainer is None or self._writer is None:
-            return {}
-        counters = getattr(self._trainer, "counters", None)
-        out: Dict[str, float] = {"learning_rate": self._trainer.learning_rate}
-        return {**out, **(counters.as_dict() if counters is not None else {})}
+    def _times(self, seconds: float) -> Dict[str, float]:
+        own = {
+            "step": seconds / self._count,
+            "input": self._input_s / self._count,
+            "compute": (seconds - self._input_s) / self._count,
+        }
+        return {**{f"time/{k}_s": v for k, v in own.items()}, **self._gauges.times(self._count)}
+
+    def _draw(self, values: Mapping[str, Value]) -> None:
+        for name, value in values.items():
+            self.scalar(name, value)
 
     def scalar(self, name: str, value: Value) -> None:
         """Add a point to the curve `name` at the present step; leaders only, others ignore it."""
         if self._writer is not None:
             self._writer.add_scalar(name, _number(value), self.step)
+
+    def epoch(self, number: int, **values: Value) -> None:
+        """Keep and show what came of an epoch; leaders only, others ignore it.
+
+        The values become curves, and a line of JSON in ``client{K}/epochs.jsonl`` in the log's
+        folder, with epoch, step and the time in seconds since 1970; the main rank prints them.
+        """
+        found = {name: _number(value) for name, value in values.items()}
+        if self._world.is_main:
+            told = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+            self._bar.write(f"epoch {number}: {told}")
+        if self._writer is None:
+            return
+        self._draw(found)
+        line = {"epoch": number, "step": self.step, "time": time.time(), **found}
+        with open(os.path.join(self._folder, "epochs.jsonl"), "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def hyperparameters(
+        self, values: Mapping[str, Union[str, float, bool]], metrics: Sequence[str] = ("loss",)
+    ) -> None:
+        """Enter this run into TensorBoard's table of hyperparameters; leaders only.
+
+        Parameters
+        ----------
+        values : mapping of str to str, float or bool
+        metrics : sequence of str
+            Names of curves whose last value the table shows.
+        """
+        if self._writer is None:
+            return
+        from tensorboardX.summary import hparams
+
+        *entries, _ = hparams(dict(values), dict.fromkeys(metrics))  # the last is the run's end
+        for entry in entries:
+            self._writer.file_writer.add_summary(entry)
 
     def close(self, flush: bool = True) -> None:
         """End bar and curves, with the steps since the last point if `flush`; twice is no harm."""

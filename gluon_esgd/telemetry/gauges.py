@@ -1,0 +1,65 @@
+"""What is read off a trainer and its process each time that a point of the curves is drawn."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Optional
+
+import mxnet as mx
+from mxnet.gluon import Trainer
+
+from ..clipping import global_norm
+
+__all__ = ["Gauges"]
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Gauges:
+    """Learning rate, gradient norm, counters and memory, and times between two looks.
+
+    Parameters
+    ----------
+    trainer : Trainer, optional
+        An `ElasticTrainer` has counters; without a trainer there is memory only.
+    """
+
+    def __init__(self, trainer: Optional[Trainer]) -> None:
+        self._trainer = trainer
+        self._before: Dict[str, float] = {}
+        self.times(1)
+
+    def times(self, steps: int) -> Dict[str, float]:
+        """Return seconds in collectives and center, a step, since the last call."""
+        counters = getattr(self._trainer, "counters", None)
+        if counters is None:
+            return {}
+        now = {"collectives": counters.collective_s, "center": counters.center_s}
+        before, self._before = self._before or now, now
+        return {f"time/{name}_s": (now[name] - before[name]) / steps for name in now}
+
+    def values(self) -> Dict[str, float]:
+        """Return all else; waits for the gradients."""
+        found = {**self._of_trainer(), "memory/host_mb": _resident_mb()}
+        for gpu in range(mx.context.num_gpus()):
+            free, total = mx.context.gpu_memory_info(gpu)
+            found[f"memory/gpu{gpu}_mb"] = (total - free) / 1e6
+        return found
+
+    def _of_trainer(self) -> Dict[str, float]:
+        trainer = self._trainer
+        if trainer is None:
+            return {}
+        counters = getattr(trainer, "counters", None)
+        trainable = [param for param in trainer._params if param.grad_req != "null"]
+        return {
+            "learning_rate": trainer.learning_rate,
+            # Of the mean over samples, which is what the update takes.
+            "gradient_norm": global_norm(trainable) * trainer._optimizer.rescale_grad,
+            **(counters.as_dict() if counters is not None else {}),
+        }
+
+
+def _resident_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * _PAGE / 1e6
