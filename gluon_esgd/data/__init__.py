@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .idx import read_idx
 from .images import ImageData, load_images
+from .record_loader import RecordLoader
 from .record_shard import EqualBatches, RecordShard, record_shard
 from .records import check_records, copy_good_records, write_index
 from .sampler import ShardSampler
@@ -11,6 +12,7 @@ from .sampler import ShardSampler
 __all__ = [
     "EqualBatches",
     "ImageData",
+    "RecordLoader",
     "RecordShard",
     "ShardSampler",
     "check_records",
