@@ -89,7 +89,7 @@ def test_the_norm_is_that_of_the_mean_gradient(tmp_path):
 
 
 def test_times_of_a_step_add_up(monkeypatch, tmp_path):
-    clock = iter([0.0, 1, 3, 4, 5, 11, 11, 11, 11, 11])
+    clock = iter([0.0, 0, 1, 3, 4, 5, 11, 11, 11, 11, 11])
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     trainer = Trainer()
     with TrainingLog(trainer, logdir=str(tmp_path), every=2) as log:
@@ -105,15 +105,17 @@ def test_times_of_a_step_add_up(monkeypatch, tmp_path):
 
 
 def test_epochs_and_hyperparameters(monkeypatch, tmp_path, capsys):
+    place(monkeypatch, size=2)
     with TrainingLog(Trainer(), steps=20, logdir=str(tmp_path), first_step=10) as log:
+        monkeypatch.setattr(TrainingLog, "seconds", 2.0)
         log.hyperparameters({"lr": 0.5, "model": "tiny"}, ["loss", "center/top1"])
-        log.update(2.0, 4)
+        log.update(2.0, 400)
         log.epoch(3, top1=0.5, loss=mx.nd.array([2.0]))
     told, shown = capsys.readouterr()
-    assert told == "epoch 3: top1 0.5, loss 2\n" and "11/20" in shown
+    assert told == "epoch 3: top1 0.5, loss 2, 400 images/s\n" and "11/20" in shown
     line = json.loads((tmp_path / "client0" / "epochs.jsonl").read_text())
     assert line.pop("time") > 1e9
-    assert line == {"epoch": 3, "step": 11, "top1": 0.5, "loss": 2.0}
+    assert line == {"epoch": 3, "step": 11, "images_per_s": 400.0, "top1": 0.5, "loss": 2.0}
     assert curves(tmp_path / "client0")["top1"] == [(11, 0.5)]
     (events,) = (tmp_path / "client0").glob("events*")
     assert b"_hparams_/session_start_info" in events.read_bytes()
@@ -146,7 +148,7 @@ def test_who_shows_what(monkeypatch, tmp_path, capsys, rank, client, bar, writes
 
 
 def test_the_rate_is_that_of_the_client(monkeypatch, tmp_path):
-    clock = iter([0, 1, 11, 14, 14, 14, 14])
+    clock = iter([0, 0, 1, 11, 14, 14, 14, 14])
     place(monkeypatch, size=3)
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with TrainingLog(logdir=str(tmp_path), every=2) as log:

@@ -1,7 +1,8 @@
-"""The whole state of a training in files, and a loop that goes on from them."""
+"""The whole state of a training in files, a loop that goes on from them, and exports."""
 
 from __future__ import annotations
 
+from .export import BestExport, export
 from .state import TrainingState
 
-__all__ = ["TrainingState"]
+__all__ = ["BestExport", "TrainingState", "export"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .decay import no_weight_decay
 from .devices import keep_alike
 from .elastic import (
     DEFAULT_BETA,
@@ -15,9 +16,11 @@ from .elastic_sgd import ElasticSGD, is_nesterov
 from .limits import check_optimizer, weight_copies
 from .masters import Masters
 from .outer import Outer, check_outer, largest_outer_alpha, outer_update
+from .schedules import SCHEDULES, learning_rate_schedule
 
 __all__ = [
     "DEFAULT_BETA",
+    "SCHEDULES",
     "ElasticSGD",
     "Masters",
     "Outer",
@@ -30,6 +33,8 @@ __all__ = [
     "keep_alike",
     "largest_alpha",
     "largest_outer_alpha",
+    "learning_rate_schedule",
+    "no_weight_decay",
     "outer_update",
     "weight_change",
     "weight_copies",

@@ -31,12 +31,17 @@ class Gauges:
 
     def times(self, steps: int) -> Dict[str, float]:
         """Return seconds in collectives and center, a step, since the last call."""
-        counters = getattr(self._trainer, "counters", None)
-        if counters is None:
+        counters = self.counters()
+        if not counters:
             return {}
-        now = {"collectives": counters.collective_s, "center": counters.center_s}
+        now = {"collectives": counters["collective_s"], "center": counters["center_s"]}
         before, self._before = self._before or now, now
         return {f"time/{name}_s": (now[name] - before[name]) / steps for name in now}
+
+    def counters(self) -> Dict[str, float]:
+        """Return the trainer's counters, where it has any."""
+        counters = getattr(self._trainer, "counters", None)
+        return {} if counters is None else counters.as_dict()
 
     def values(self) -> Dict[str, float]:
         """Return all else; waits for the gradients."""
@@ -50,13 +55,12 @@ class Gauges:
         trainer = self._trainer
         if trainer is None:
             return {}
-        counters = getattr(trainer, "counters", None)
         trainable = [param for param in trainer._params if param.grad_req != "null"]
         return {
             "learning_rate": trainer.learning_rate,
             # Of the mean over samples, which is what the update takes.
             "gradient_norm": global_norm(trainable) * trainer._optimizer.rescale_grad,
-            **(counters.as_dict() if counters is not None else {}),
+            **self.counters(),
         }
 
 

@@ -48,6 +48,10 @@ class TrainingLog:
     ----------
     step : int
         Steps made, which is where the next point is drawn.
+    samples : int
+        Of this rank, since the log was made.
+    seconds, input_s : float
+        Since the log was made without its pauses, and how much of it `batches` waited.
 
     Examples
     --------
@@ -70,6 +74,8 @@ class TrainingLog:
             raise ValueError(f"every={every!r} must be 1 or more")
         self._world = me = world()
         self.step, self._every = first_step, every
+        self.samples, self.input_s = 0, 0.0
+        self._began, self._epoch_before = time.monotonic(), (0, 0.0)
         self._gauges = Gauges(trainer)
         self._writer: Any = None
         if logdir is not None and me.is_leader:
@@ -87,18 +93,26 @@ class TrainingLog:
 
     def _clear(self) -> None:
         self._sums: Dict[str, Value] = {}
-        self._count = self._samples = 0
-        self._input_s = 0.0
+        self._count = 0
+        self._before = self.samples, self.input_s
         self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the log was made, without its pauses."""
+        return time.monotonic() - self._began
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time inside, as of a validation, to that of the steps."""
+        """Keep the time inside, as of a validation, out of that of the steps; waits for these."""
+        nd.waitall()
         start = time.monotonic()
         try:
             yield
         finally:
-            self._start += time.monotonic() - start
+            pause = time.monotonic() - start
+            self._start += pause
+            self._began += pause
 
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Go through `batches`, and count the time that each is waited for as input."""
@@ -109,7 +123,7 @@ class TrainingLog:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self._input_s += time.monotonic() - start
+            self.input_s += time.monotonic() - start
             yield batch
 
     def __enter__(self) -> TrainingLog:
@@ -137,6 +151,7 @@ class TrainingLog:
             More to show, such as ``accuracy=``; means over the steps between two points.
         """
         self.step += 1
+        self.samples += batch_size
         if not self._shows:
             if self.step % self._every == 0 and isinstance(loss, nd.NDArray):
                 loss.wait_to_read()
@@ -145,7 +160,6 @@ class TrainingLog:
             mean = value.astype("float32").mean() if isinstance(value, nd.NDArray) else value
             self._sums[name] = self._sums[name] + mean if name in self._sums else mean
         self._count += 1
-        self._samples += batch_size
         if self.step % self._every == 0:
             self._show()
         self._bar.update()
@@ -153,7 +167,7 @@ class TrainingLog:
     def _show(self) -> None:
         means = {name: _number(total) / self._count for name, total in self._sums.items()}
         seconds = max(time.monotonic() - self._start, 1e-9)
-        rate = self._samples / seconds
+        rate = (self.samples - self._before[0]) / seconds
         # Ranks of a client go in lockstep: the client is `size` times as fast as this rank.
         means["images_per_s"] = self._world.size * rate
         self._bar.set_postfix({k: f"{v:.4g}" for k, v in means.items()}, refresh=False)
@@ -164,12 +178,10 @@ class TrainingLog:
         self._clear()
 
     def _times(self, seconds: float) -> Dict[str, float]:
-        own = {
-            "step": seconds / self._count,
-            "input": self._input_s / self._count,
-            "compute": (seconds - self._input_s) / self._count,
-        }
-        return {**{f"time/{k}_s": v for k, v in own.items()}, **self._gauges.times(self._count)}
+        input_s = self.input_s - self._before[1]
+        own = {"step": seconds, "input": input_s, "compute": seconds - input_s}
+        means = {f"time/{name}_s": value / self._count for name, value in own.items()}
+        return {**means, **self._gauges.times(self._count)}
 
     def _draw(self, values: Mapping[str, Value]) -> None:
         for name, value in values.items():
@@ -184,18 +196,46 @@ class TrainingLog:
         """Keep and show what came of an epoch; leaders only, others ignore it.
 
         The values become curves, and a line of JSON in ``client{K}/epochs.jsonl`` in the log's
-        folder, with epoch, step and the time in seconds since 1970; the main rank prints them.
+        folder, with epoch, step, the time in seconds since 1970, and the client's images/s in the
+        epoch; the main rank prints them.
         """
+        samples, seconds = self._epoch_before
+        self._epoch_before = self.samples, self.seconds
+        rate = self._world.size * (self.samples - samples) / max(self.seconds - seconds, 1e-9)
         found = {name: _number(value) for name, value in values.items()}
         if self._world.is_main:
             told = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
-            self._bar.write(f"epoch {number}: {told}")
+            self._bar.write(f"epoch {number}: {told}, {rate:,.0f} images/s")
         if self._writer is None:
             return
         self._draw(found)
-        line = {"epoch": number, "step": self.step, "time": time.time(), **found}
+        line = {"epoch": number, "step": self.step, "time": time.time(), "images_per_s": rate}
         with open(os.path.join(self._folder, "epochs.jsonl"), "a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({**line, **found}) + "\n")
+
+    def totals(self) -> Dict[str, float]:
+        """Return what the client did since the log was made; collective in the client.
+
+        Returns
+        -------
+        dict
+            ``samples``, ``seconds``, ``images_per_s``, ``input_share`` of the time for which ranks
+            waited in `batches`, and the trainer's counters: bytes and samples over all ranks, all
+            else of the leader.
+        """
+        seconds = max(self.seconds, 1e-9)
+        mine = {
+            "samples": self.samples,
+            "seconds": seconds,
+            "images_per_s": self.samples / seconds,
+            "input_share": self.input_s / seconds,
+            **self._gauges.counters(),
+        }
+        ranks = self._world.allgather(mine)
+        summed = [name for name in mine if name.endswith("_bytes")] + ["samples", "images_per_s"]
+        found = {**ranks[0], **{name: sum(rank[name] for rank in ranks) for name in summed}}
+        found["input_share"] = sum(rank["input_share"] for rank in ranks) / len(ranks)
+        return found
 
     def hyperparameters(
         self, values: Mapping[str, Union[str, float, bool]], metrics: Sequence[str] = ("loss",)

@@ -1,0 +1,87 @@
+"""Pictures as files in class folders, decoded by Gluon's loader."""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, Optional, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from ..data import ShardSampler
+from ..data.folders import Pictures, list_folder
+from ..topology import world
+from .pictures import Augmentation, PictureData, middle, normalize, reading_threads
+
+__all__ = ["has_class_folders", "open_folders"]
+
+_Change = Callable[[mx.nd.NDArray], mx.nd.NDArray]
+
+
+def has_class_folders(folder: str) -> bool:
+    """Whether `folder` holds class folders to train on and to validate with."""
+    return all(os.path.isdir(os.path.join(folder, name)) for name in ("train", "val"))
+
+
+def open_folders(
+    folder: str,
+    batch_size: int,
+    image_size: int,
+    seed: int,
+    threads: Optional[int],
+    augmentation: Optional[Augmentation],
+) -> PictureData:
+    """Return the pictures below ``train/`` and ``val/``; see `open_pictures`.
+
+    Slower than records: each picture is a file to find, and Gluon's transforms are Python.
+    """
+    listing, me = list_folder(folder), world()
+    assert listing.val is not None, "has_class_folders has looked"
+    vary = (augmentation or Augmentation()).transforms(image_size)
+    sampler = ShardSampler(len(listing.train.paths), seed=seed)
+    part = ShardSampler(
+        len(listing.val.paths),
+        shuffle=False,
+        last="keep",
+        num_workers=me.size,
+        worker_rank=me.rank,
+    )
+
+    def load(pictures: Pictures, cut: _Change, sampler: ShardSampler) -> gluon.data.DataLoader:
+        dataset = _Files(pictures, cut)
+        workers = threads or reading_threads()
+        return gluon.data.DataLoader(
+            dataset, batch_size, sampler=sampler, num_workers=workers, thread_pool=True
+        )
+
+    validation = load(listing.val, middle(image_size), part)
+    return PictureData(
+        name=os.path.basename(os.path.abspath(folder)),
+        source=folder,
+        num_classes=len(listing.classes),
+        shape=(3, image_size, image_size),
+        train_count=len(listing.train.paths),
+        validation_count=len(listing.val.paths),
+        train=load(listing.train, vary, sampler),
+        sampler=sampler,
+        validation=lambda: iter(validation),
+    )
+
+
+class _Files(gluon.data.Dataset):
+    """Decoded files and their labels."""
+
+    def __init__(self, pictures: Pictures, cut: _Change) -> None:
+        self._pictures, self._cut = pictures, cut
+
+    def __len__(self) -> int:
+        return len(self._pictures.paths)
+
+    def __getitem__(self, index: int) -> Tuple[mx.nd.NDArray, np.float32]:
+        path = os.path.join(self._pictures.root, self._pictures.paths[index])
+        try:
+            picture = normalize(self._cut(mx.image.imread(path)))
+        except mx.base.MXNetError as error:
+            raise ValueError(f"{path} cannot be decoded: {str(error).splitlines()[-1]}") from None
+        return picture, np.float32(self._pictures.labels[index])

@@ -1,0 +1,62 @@
+"""Pictures to train on: which kind of data a folder holds."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+from .folder_source import has_class_folders, open_folders
+from .idx_source import open_idx
+from .pictures import Augmentation, PictureData
+from .record_source import has_records, open_records
+from .synthetic_source import open_synthetic
+
+__all__ = ["open_pictures"]
+
+
+def open_pictures(
+    folder: Optional[str] = None,
+    *,
+    batch_size: int,
+    image_size: int = 224,
+    seed: int = 0,
+    threads: Optional[int] = None,
+    augmentation: Optional[Augmentation] = None,
+    synthetic: Optional[Tuple[int, int]] = None,
+) -> PictureData:
+    """Return what a training on pictures needs of its data; collective in the client.
+
+    Parameters
+    ----------
+    folder : str, optional
+        With ``train.rec``, ``train.idx``, ``val.rec`` and ``val.idx`` (`gluon-esgd data` makes
+        them); or ``train/`` and ``val/`` of class folders; or the four IDX files of MNIST or
+        Fashion-MNIST. Unless given, what `load_images` finds on the machine.
+    batch_size : int
+        Of each worker.
+    image_size : int, default 224
+        Pixels of each side, of records and class folders.
+    seed : int, default 0
+        The same on all workers.
+    threads : int, optional
+        That decode, in each rank; MXNet takes at most one less than the cores. All of the
+        rank's unless given.
+    augmentation : Augmentation, optional
+        Of records and class folders; that of reference recipes for ImageNet unless given.
+    synthetic : tuple of int, optional
+        Pictures of an epoch, and classes: noise in place of a folder.
+
+    Raises
+    ------
+    OSError, ValueError
+        On all ranks of the client: nothing is there, a file is broken (which, and where), or too
+        small for so many workers.
+    """
+    if synthetic is not None:
+        return open_synthetic(synthetic, batch_size, image_size)
+    if folder is None:
+        return open_idx(None, batch_size, seed)
+    if has_records(folder):
+        return open_records(folder, batch_size, image_size, seed, threads, augmentation)
+    if has_class_folders(folder):
+        return open_folders(folder, batch_size, image_size, seed, threads, augmentation)
+    return open_idx(folder, batch_size, seed)
