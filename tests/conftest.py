@@ -84,3 +84,19 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=job)  # stable: within a job the order is that of the files
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """scikit-learn's digits as IDX files: the machine may have other pictures, and more."""
+    from sklearn.datasets import load_digits
+
+    from .data.test_images import NAMES, write
+
+    folder = tmp_path_factory.mktemp("digits")
+    found = load_digits()
+    images = (found.images * 15).astype("u1")
+    for kind, part in ((0, slice(None, -360)), (2, slice(-360, None))):
+        write(folder, NAMES[kind], images[part])
+        write(folder, NAMES[kind + 1], found.target[part].astype("u1"))
+    return folder

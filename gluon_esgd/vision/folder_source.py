@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Callable, Optional, Tuple
 
 import mxnet as mx
@@ -16,7 +17,7 @@ from .pictures import Augmentation, PictureData, middle, normalize, reading_thre
 
 __all__ = ["has_class_folders", "open_folders"]
 
-_Change = Callable[[mx.nd.NDArray], mx.nd.NDArray]
+_Maker = Callable[[], Callable[[mx.nd.NDArray], mx.nd.NDArray]]
 
 
 def has_class_folders(folder: str) -> bool:
@@ -38,7 +39,7 @@ def open_folders(
     """
     listing, me = list_folder(folder), world()
     assert listing.val is not None, "has_class_folders has looked"
-    vary = (augmentation or Augmentation()).transforms(image_size)
+    vary = augmentation or Augmentation()
     sampler = ShardSampler(len(listing.train.paths), seed=seed)
     part = ShardSampler(
         len(listing.val.paths),
@@ -48,14 +49,14 @@ def open_folders(
         worker_rank=me.rank,
     )
 
-    def load(pictures: Pictures, cut: _Change, sampler: ShardSampler) -> gluon.data.DataLoader:
-        dataset = _Files(pictures, cut)
+    def load(pictures: Pictures, make_cut: _Maker, sampler: ShardSampler) -> gluon.data.DataLoader:
+        dataset = _Files(pictures, make_cut)
         workers = threads or reading_threads()
         return gluon.data.DataLoader(
             dataset, batch_size, sampler=sampler, num_workers=workers, thread_pool=True
         )
 
-    validation = load(listing.val, middle(image_size), part)
+    validation = load(listing.val, lambda: middle(image_size), part)
     return PictureData(
         name=os.path.basename(os.path.abspath(folder)),
         source=folder,
@@ -63,25 +64,28 @@ def open_folders(
         shape=(3, image_size, image_size),
         train_count=len(listing.train.paths),
         validation_count=len(listing.val.paths),
-        train=load(listing.train, vary, sampler),
+        train=load(listing.train, lambda: vary.transforms(image_size), sampler),
         sampler=sampler,
         validation=lambda: iter(validation),
     )
 
 
 class _Files(gluon.data.Dataset):
-    """Decoded files and their labels."""
+    """Decoded files and their labels; each thread has transforms of its own, which share none."""
 
-    def __init__(self, pictures: Pictures, cut: _Change) -> None:
-        self._pictures, self._cut = pictures, cut
+    def __init__(self, pictures: Pictures, make_cut: _Maker) -> None:
+        self._pictures, self._make_cut = pictures, make_cut
+        self._mine = threading.local()
 
     def __len__(self) -> int:
         return len(self._pictures.paths)
 
     def __getitem__(self, index: int) -> Tuple[mx.nd.NDArray, np.float32]:
         path = os.path.join(self._pictures.root, self._pictures.paths[index])
+        if not hasattr(self._mine, "cut"):
+            self._mine.cut = self._make_cut()
         try:
-            picture = normalize(self._cut(mx.image.imread(path)))
+            picture = normalize(self._mine.cut(mx.image.imread(path)))
         except mx.base.MXNetError as error:
             raise ValueError(f"{path} cannot be decoded: {str(error).splitlines()[-1]}") from None
         return picture, np.float32(self._pictures.labels[index])

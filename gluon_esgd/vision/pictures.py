@@ -114,7 +114,7 @@ class Augmentation:
 def normalize(picture: mx.nd.NDArray) -> mx.nd.NDArray:
     """Return a picture of uint8, (height, width, 3), as float32, (3, height, width)."""
     mean, std = (tuple(value / 255 for value in values) for values in (MEAN, STD))
-    return t.Normalize(mean, std)(t.ToTensor()(picture))
+    return mx.nd.image.normalize(mx.nd.image.to_tensor(picture), mean=mean, std=std)
 
 
 def prepare(path: str, size: int = 224) -> mx.nd.NDArray:

@@ -22,14 +22,16 @@ def png(image):
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
-def write_pictures(path_rec, count, key=lambda i: i):
-    """Write `count` pictures of 8 x 8 and more with labels 0, 1, ...; return their offsets."""
+def write_pictures(path_rec, count, key=lambda i: i, label=lambda i: i):
+    """Write `count` pictures of 8 x 8 and more with labels 0, 1, ... or other; return offsets."""
     path = str(path_rec)
     record, offsets = mx.recordio.MXIndexedRecordIO(path[:-4] + ".idx", path, "w"), []
     random = np.random.RandomState(0)
     for i in range(count):
         image = png(random.randint(0, 255, (8 + i % 7, 8, 3)).astype("u1"))
         offsets.append(record.tell())
-        record.write_idx(key(i), mx.recordio.pack(mx.recordio.IRHeader(0, float(i), i, 0), image))
+        record.write_idx(
+            key(i), mx.recordio.pack(mx.recordio.IRHeader(0, float(label(i)), i, 0), image)
+        )
     record.close()
     return offsets
