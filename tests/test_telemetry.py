@@ -1,33 +1,17 @@
 import json
-import struct
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import mxnet as mx
 import pytest
+import tensorboardX  # noqa: F401 (sets environment variables when imported: not in a test)
 from mxnet import autograd, gluon
-from tensorboardX.proto.event_pb2 import Event
 
 from gluon_esgd.counters import Counters
-from gluon_esgd.telemetry import TrainingLog
+from gluon_esgd.telemetry import TrainingLog, read_curves
 from gluon_esgd.telemetry import log as telemetry
 
 from .pool import until
-
-
-def curves(folder):
-    """Return {name: [(step, value)]} from the event files in `folder`."""
-    out = {}
-    for path in Path(folder).glob("events*"):
-        raw, at = path.read_bytes(), 0
-        while at < len(raw):
-            (size,) = struct.unpack("<Q", raw[at : at + 8])
-            event = Event.FromString(raw[at + 12 : at + 12 + size])
-            for value in event.summary.value:
-                out.setdefault(value.tag, []).append((event.step, value.simple_value))
-            at += 12 + size + 4
-    return out
 
 
 def place(monkeypatch, rank=0, client=0, size=1):
@@ -55,7 +39,7 @@ def test_curves_are_means_over_windows(tmp_path):
         for i in range(5):
             log.update(mx.nd.array([i, i + 2]), 4, accuracy=i / 10)
         log.scalar("center_accuracy", 0.25)
-    got = curves(tmp_path / "client0")
+    got = read_curves(tmp_path / "client0")
     assert got["loss"] == [(2, 1.5), (4, 3.5), (5, 5.0)]
     assert [v for _, v in got["accuracy"]] == pytest.approx([0.05, 0.25, 0.4])
     assert got["learning_rate"] == [(2, 0.5), (4, 0.5), (5, 0.5)]
@@ -70,7 +54,7 @@ def test_a_plain_trainer_has_a_learning_rate_only(tmp_path):
     net.initialize()
     with TrainingLog(gluon.Trainer(net.collect_params(), "sgd"), logdir=str(tmp_path)) as log:
         log.update(1.0, 1)
-    got = curves(tmp_path / "client0")
+    got = read_curves(tmp_path / "client0")
     assert {"loss", "images_per_s", "learning_rate", "gradient_norm", "memory/host_mb"} < set(got)
     assert not set(Counters().as_dict()) & set(got) and "time/center_s" not in got
 
@@ -85,7 +69,7 @@ def test_the_norm_is_that_of_the_mean_gradient(tmp_path):
         loss.backward()
         trainer.step(5)
         log.update(loss, 5)
-    assert curves(tmp_path / "client0")["gradient_norm"] == [(1, pytest.approx(5.0))]
+    assert read_curves(tmp_path / "client0")["gradient_norm"] == [(1, pytest.approx(5.0))]
 
 
 def test_times_of_a_step_add_up(monkeypatch, tmp_path):
@@ -97,7 +81,7 @@ def test_times_of_a_step_add_up(monkeypatch, tmp_path):
             trainer.counters.collective_s += 0.25
             trainer.counters.center_s += 0.125
             log.update(1.0, 1)  # the second at 11
-    got = {name: points[0][1] for name, points in curves(tmp_path / "client0").items()}
+    got = {name: points[0][1] for name, points in read_curves(tmp_path / "client0").items()}
     times = {name[5:-2]: value for name, value in got.items() if name.startswith("time/")}
     assert times == {
         "step": 5.5, "input": 1.5, "compute": 4.0, "collectives": 0.25, "center": 0.125
@@ -116,16 +100,19 @@ def test_epochs_and_hyperparameters(monkeypatch, tmp_path, capsys):
     line = json.loads((tmp_path / "client0" / "epochs.jsonl").read_text())
     assert line.pop("time") > 1e9
     assert line == {"epoch": 3, "step": 11, "images_per_s": 400.0, "top1": 0.5, "loss": 2.0}
-    assert curves(tmp_path / "client0")["top1"] == [(11, 0.5)]
+    assert read_curves(tmp_path / "client0")["top1"] == [(11, 0.5)]
     (events,) = (tmp_path / "client0").glob("events*")
     assert b"_hparams_/session_start_info" in events.read_bytes()
     assert b"center/top1" in events.read_bytes()
+    whole = sum(map(len, read_curves(tmp_path / "client0").values()))
+    events.write_bytes(events.read_bytes()[:-5])  # as a writer that was killed leaves it
+    assert sum(map(len, read_curves(tmp_path / "client0").values())) == whole - 1
 
 
 def test_half_precision_losses_are_averaged_in_full(tmp_path):
     with TrainingLog(logdir=str(tmp_path)) as log:
         log.update(mx.nd.full(1000, 600, dtype="float16"), 1)  # its fp16 sum is infinite
-    assert curves(tmp_path / "client0")["loss"] == [(1, 600.0)]
+    assert read_curves(tmp_path / "client0")["loss"] == [(1, 600.0)]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +143,7 @@ def test_the_rate_is_that_of_the_client(monkeypatch, tmp_path):
         with log.paused():  # from 1 to 11
             pass
         log.update(1.0, 7)  # at 14
-    assert curves(tmp_path / "client0")["images_per_s"] == [(2, 3 * 12 / 4)]
+    assert read_curves(tmp_path / "client0")["images_per_s"] == [(2, 3 * 12 / 4)]
 
 
 def test_values_are_read_only_every_few_steps(monkeypatch):
@@ -183,7 +170,7 @@ def test_a_failure_inside_comes_out_and_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError), TrainingLog(logdir=str(tmp_path), every=9) as log:
         log.update(1.0, 1)
         raise ZeroDivisionError
-    assert "loss" not in curves(tmp_path / "client0")  # nothing is read from a broken engine
+    assert "loss" not in read_curves(tmp_path / "client0")  # nothing is read from a broken engine
     log.close()
     until(lambda: threading.active_count() <= before, 20.0)
     assert threading.active_count() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .curves import read_curves
 from .log import TrainingLog
 
-__all__ = ["TrainingLog"]
+__all__ = ["TrainingLog", "read_curves"]
