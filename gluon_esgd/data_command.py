@@ -114,7 +114,8 @@ def _pack(folder: str, arguments: Any) -> int:
     try:
         print(_told(pack_folder(folder, **arguments)))
     except BrokenPicturesError as error:
-        print(f"gluon-esgd data: {error}", file=sys.stderr)
+        text = str(error).replace("skip_broken", "--skip-broken")
+        print(f"gluon-esgd data: {text}", file=sys.stderr)
         return 1
     return 0
 
@@ -125,6 +126,8 @@ def _told(packed: PackedFolder) -> str:
         (f"{name}.rec", f"{packed.records[name]:,} records, {packed.bytes[name]:,} bytes")
         for name in sorted(packed.records)
     ]
+    if "val" not in packed.records:
+        rows.append(("val.rec", "none, but the recipe wants one: --validation 0.1 makes it"))
     rows.append(("classes", f"{packed.classes:,} (classes.txt)"))
     if packed.left_out:
         rows.append(("left out", f"{len(packed.left_out):,} broken pictures (left-out.txt)"))

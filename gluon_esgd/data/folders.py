@@ -171,8 +171,9 @@ def _pictures(root: str, classes: List[str], ignored: List[str]) -> Pictures:
     paths: List[str] = []
     labels, sizes, stamps = array("q"), array("q"), array("q")
     there, skip = set(_folders(root)), len(os.path.join(root, ""))
+    above = (_identity(root),)
     for label, name in enumerate(classes):
-        for entry in _walk(os.path.join(root, name), ignored, ()) if name in there else ():
+        for entry in _walk(os.path.join(root, name), ignored, above) if name in there else ():
             size, stamp = _look(entry)
             paths.append(entry.path[skip:])
             labels.append(label)
@@ -186,10 +187,11 @@ def _walk(
     folder: str, ignored: List[str], above: Tuple[Tuple[int, int], ...]
 ) -> Iterator[os.DirEntry[str]]:
     """Yield the pictures in `folder` and in folders inside it, in the order of their names."""
-    status = os.stat(folder)
-    me = status.st_dev, status.st_ino
+    me = _identity(folder)
     if me in above:
-        raise ValueError(f"{shown(folder)} is a link to a folder that it lies in: remove it")
+        raise ValueError(
+            f"{shown(folder)} is, by a link, a folder that it lies in: remove the link"
+        )
     for entry in _entries(folder):
         if _is_folder(entry):
             yield from _walk(entry.path, ignored, (*above, me))
@@ -197,6 +199,11 @@ def _walk(
             yield entry
         else:
             ignored.append(entry.path)
+
+
+def _identity(folder: str) -> Tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _look(entry: os.DirEntry[str]) -> Tuple[int, int]:

@@ -43,7 +43,7 @@ class BrokenPicturesError(ValueError):
         self.pictures = list(pictures)
         lines = [f"{shown(path)}: {why}" for path, why in pictures[:_SHOWN]]
         lines += [f"and {len(pictures) - _SHOWN} more"] if pictures[_SHOWN:] else []
-        what = what or "mend them, or leave them out (skip_broken), which goes on from here"
+        what = what or "mend them, or leave them out with skip_broken, at once"
         listed = "".join(f"\n  - {line}" for line in lines)
         super().__init__(f"{len(pictures)} broken picture(s): {what}:{listed}")
 

@@ -62,7 +62,7 @@ def _is_for_pillow(image: bytes) -> bool:
 
 
 def _resized(image: bytes, shorter: int, quality: int) -> Read:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     fault = torn(image) if image else "it is empty"
     if fault is not None:
@@ -72,6 +72,8 @@ def _resized(image: bytes, shorter: int, quality: int) -> Read:
             if _stays(picture, shorter):
                 return _checked(image)
             image = _jpeg(picture, shorter, quality)
+    except UnidentifiedImageError:
+        return Read(b"", "no image: nothing that Pillow knows")
     except Exception as error:  # Pillow's many
         return Read(b"", f"no image: {(str(error).strip().splitlines() or [repr(error)])[-1]}")
     return _checked(image)
