@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -227,7 +228,12 @@ def _pack(
             done, count = writers[name].progress.pictures, len(sets[name].paths)
             if 0 < done < count:
                 _log.info("%s: goes on at picture %d of %d", name, done, count)
-            _write(name, writers[name], rest[name], pool)
+            try:
+                _write(name, writers[name], rest[name], pool)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    error.strerror = "the disk is full: make room, the same call goes on from here"
+                raise
         refused = sorted(r for writer in writers.values() for r in writer.refused)
         if refused and not skip_broken:
             raise BrokenPicturesError(refused)

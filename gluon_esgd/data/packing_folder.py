@@ -17,8 +17,9 @@ __all__ = ["PackingFolder"]
 
 _log = logging.getLogger(__name__)
 
-_FINISHED = ("train.rec", "train.idx", "val.rec", "val.idx")
+_RECORDS = ("train.rec", "train.idx", "val.rec", "val.idx")
 _CLASSES, _LEFT_OUT, _PACKED = "classes.txt", "left-out.txt", "packed.json"
+_LOCK = ".lock"
 _NAMES = {"listing": "the pictures in the folder"}  # of what a plan holds, else the argument's
 
 
@@ -47,7 +48,7 @@ class PackingFolder:
 
     def __enter__(self) -> PackingFolder:
         self._to.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._to, os.O_RDONLY)
+        self._lock = os.open(self._to / _LOCK, os.O_WRONLY | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -55,9 +56,12 @@ class PackingFolder:
             raise BlockingIOError(
                 f"another process packs into {self._to}: wait for its end, or name another folder"
             ) from None
+        except OSError:  # some network disks lock nothing
+            pass
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        (self._to / _LOCK).unlink()  # while it is held
         os.close(self._lock)
 
     def finished(self) -> Optional[Dict[str, Any]]:
@@ -81,13 +85,11 @@ class PackingFolder:
             There are finished files that come from elsewhere.
         """
         kept = _read(self._parts / "plan.json")
-        for name in _FINISHED:
+        for name in _RECORDS:
             was_moved = kept == self._plan and not (self._parts / name).exists()
-            if (self._to / name).exists() and not was_moved:
-                raise FileExistsError(
-                    f"{self._to / name} is there, made otherwise or from other pictures: remove "
-                    "it, or name another folder"
-                )
+            if not was_moved:
+                self._refuse(name)
+        self._refuse(_CLASSES, self._classes)
         if kept == self._plan:
             return
         if kept is not None:
@@ -98,6 +100,15 @@ class PackingFolder:
         shutil.rmtree(self._parts, ignore_errors=True)
         self._parts.mkdir()
         _write(self._parts / "plan.json", json.dumps(self._plan).encode())
+
+    def _refuse(self, name: str, but: Optional[bytes] = None) -> None:
+        """Raise if a file is there, unless it says just the same."""
+        path = self._to / name
+        if path.exists() and (but is None or path.read_bytes() != but):
+            raise FileExistsError(
+                f"{path} is there, made otherwise or from other pictures: remove it, or name "
+                "another folder"
+            )
 
     def writer(self, name: str) -> RecordWriter:
         """Return the writer of ``NAME.rec``, where the last one has come to."""

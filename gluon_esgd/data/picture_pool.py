@@ -22,6 +22,7 @@ from .picture import Read
 __all__ = ["PicturePool"]
 
 _START_S = 120.0
+_END_S = 10.0  # for what was killed, or has closed its connection
 _PICTURE_S = 120.0  # for one, however large and however slow the disk
 
 
@@ -84,12 +85,12 @@ class PicturePool:
                 future.cancel()
 
     def _read(self, paths: List[str]) -> List[Read]:
+        if self._closed:
+            raise _Ended("was ended")
         try:
             return self._ask(paths)
         except _Ended as ended:
-            if self._closed:
-                raise
-            if len(paths) == 1:
+            if len(paths) == 1 and not self._closed:
                 return [Read(b"", f"no image: the process that decoded it {ended}")]
         return [read for path in paths for read in self._read([path])]
 
@@ -157,7 +158,7 @@ class _Process:
     def _end(self) -> str:
         """Say how it ended; it has closed its connection."""
         try:
-            code = self._popen.wait(10)
+            code = self._popen.wait(_END_S)
         except subprocess.TimeoutExpired:
             return "closed its connection"
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -167,7 +168,8 @@ class _Process:
             self._popen.kill()
 
     def close(self) -> None:
-        self._popen.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_END_S)
         self._connection.close()
         self._said.close()
 

@@ -1,5 +1,6 @@
 """From folders of pictures to RecordIO: the right records, once, whatever happens meanwhile."""
 
+import errno
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -119,7 +121,7 @@ def test_from_folders_to_batches(tmp_path):
         (root / "link.jpg").symlink_to(root / "0.jpg")
         (root / ".hidden.jpg").write_text("x")
         (root / "notes.txt").write_text("x")
-    said = command(folder, "--to", to, "--workers", 2).stdout
+    said = command(folder, "--to", to, "--workers", 1).stdout
     assert "train.rec   27 records, " in said and "val.rec     6 records, " in said
     assert "3 files that are no pictures of a class, as " in said and "pictures/s" in said
     assert f"python recipes/resnet50_imagenet.py --data '{to}'" in said
@@ -156,11 +158,11 @@ def test_the_bytes_do_not_depend_on_the_workers(tmp_path, monkeypatch):
     folder = colours(tmp_path / "pictures", 20)
     monkeypatch.setattr(packing, "_BATCH_PICTURES", 5)
     how = {"resize": 10, "validation": 0.2}
-    three = pack_folder(folder, tmp_path / "three", workers=3, **how)
+    two = pack_folder(folder, tmp_path / "two", workers=2, **how)
     monkeypatch.setattr(packing, "PicturePool", InThisProcess)
     pack_folder(folder, tmp_path / "one", workers=1, **how)
-    assert content_of(tmp_path / "one") == content_of(tmp_path / "three")
-    assert (three.records, three.classes) == ({"train": 48, "val": 12}, 3)
+    assert content_of(tmp_path / "one") == content_of(tmp_path / "two")
+    assert (two.records, two.classes) == ({"train": 48, "val": 12}, 3)
     pack_folder(folder, tmp_path / "other", seed=1, **how)
     assert content_of(tmp_path / "one")["train.rec"] != content_of(tmp_path / "other")["train.rec"]
 
@@ -202,7 +204,7 @@ def test_killed_and_interrupted_it_goes_on_to_the_same_bytes(tmp_path, here, cap
         "train.journal",
         "train.rec",
     ]
-    assert [path.name for path in to.iterdir()] == [".parts"]
+    assert sorted(path.name for path in to.iterdir()) == [".lock", ".parts"]
     interrupted = end_by(signal.SIGINT)
     assert interrupted.returncode == 130 and "train: goes on at picture 32 of 120" in (
         interrupted.stderr
@@ -412,12 +414,19 @@ def test_other_arguments_or_pictures_begin_anew_and_nothing_is_overwritten(
             pack_folder(folder, to, **how)
     assert pack_folder(folder, to, seed=1).pictures == 0
     assert content_of(to) == before
+    (tmp_path / "classes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"classes\.txt is there"):
+        pack_folder(folder, tmp_path)
 
 
 def test_a_full_disk_and_a_folder_at_work(tmp_path, here, monkeypatch):
     folder, to = colours(tmp_path / "pictures", 2), tmp_path / "made"
     at_work = pytest.raises(BlockingIOError, match="another process packs into")
     with packing_folder.PackingFolder(to, {}, []), at_work:
+        pack_folder(folder, to)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="goes on from here"):
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr(record_writer, "_sync", Mock(side_effect=full))
         pack_folder(folder, to)
     usage = shutil.disk_usage(tmp_path)._replace(free=2000)
     monkeypatch.setattr(packing_folder.shutil, "disk_usage", lambda path: usage)
@@ -450,35 +459,33 @@ def test_without_pillow_resizing_says_how_to_get_it(tmp_path, monkeypatch, capsy
     assert "resize needs Pillow: pip install 'gluon-esgd[recipes]'" in capsys.readouterr().err
 
 
-STRANGE = """
-import os, signal, time
-from gluon_esgd.data import picture_process
+A_PROCESS = """
+import os, signal, sys, time
+from multiprocessing.connection import Connection
 
-read = picture_process.read_picture
-def strange(path, *how):
-    if "crash" in path:
+connection = Connection(int(sys.argv[1]))
+connection.send("ready")
+while True:
+    paths = connection.recv()
+    if "crash" in paths[-1]:
         os.kill(os.getpid(), signal.SIGKILL)
-    while "hang" in path:
+    while "hang" in paths[-1]:
         time.sleep(60)
-    return read(path, *how)
-picture_process.read_picture = strange
-picture_process.main()
+    connection.send([path.upper() for path in paths])
 """
 
 
 def test_a_picture_that_ends_or_stops_its_process_is_a_broken_one(tmp_path, monkeypatch):
-    draw(tmp_path / "a.jpg")
-    paths = [str(tmp_path / name) for name in ("a.jpg", "crash.jpg", "hang.jpg")]
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nshift 2\nexec {sys.executable} -c '{STRANGE}' \"$@\"\n")
+    python.write_text(f"#!/bin/sh\nshift 2\nexec {sys.executable} -c '{A_PROCESS}' \"$@\"\n")
     python.chmod(0o700)
     monkeypatch.setattr(picture_pool.sys, "executable", str(python))
     with picture_pool.PicturePool(1, None, 95) as pool:
-        ((_, (good, crashed)),) = pool.read([paths[:2]])
-        assert good.image == (tmp_path / "a.jpg").read_bytes()
+        ((_, (*good, crashed)),) = pool.read([["a", "b", "crash"]])
+        assert good == ["A", "B"]
         assert "the process that decoded it was ended by signal 9" in crashed.fault
         monkeypatch.setattr(picture_pool, "_PICTURE_S", 0.2)
-        ((_, (hung,)),) = pool.read([paths[2:]])
+        ((_, (hung,)),) = pool.read([["hang"]])
         assert "the process that decoded it said nothing for 0.2 s" in hung.fault
     assert all(process._popen.returncode is not None for process in pool._all)
 
