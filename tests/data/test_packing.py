@@ -205,6 +205,8 @@ def test_killed_and_interrupted_it_goes_on_to_the_same_bytes(tmp_path, here, cap
         "train.rec",
     ]
     assert sorted(path.name for path in to.iterdir()) == [".lock", ".parts"]
+    with open(to / ".parts" / "train.journal", "ab") as journal:
+        journal.write(b'{"pictures": 48')  # as a kill in the middle of a line leaves it
     interrupted = end_by(signal.SIGINT)
     assert interrupted.returncode == 130 and "train: goes on at picture 32 of 120" in (
         interrupted.stderr
@@ -245,7 +247,7 @@ def test_broken_pictures_are_named_and_can_be_left_out(tmp_path, here, monkeypat
     folder, to = colours(tmp_path / "pictures", 12), tmp_path / "made"
     whole = (folder / "blue" / "0.jpg").read_bytes()
     broken = {
-        "a half.jpg": (whole[: len(whole) // 2], "a JPEG whose end is missing"),
+        "a half.jpg": (whole[:-4], "a JPEG whose end is missing"),
         "b tables.jpg": (whole.replace(b"\xff\xc4", b"\xff\xc5"), "Decoding failed"),
         "c.png": (b"text", "Decoding failed"),
         "d empty.png": (b"", "it is empty"),
@@ -358,7 +360,7 @@ def test_a_wrong_layout_is_told(tmp_path, paths, says):
 
 def test_layouts(tmp_path):
     lay(tmp_path / "a", ["readme.txt", "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/3.png"])
-    lay(tmp_path / "a", ["test/x.jpg", "val/cat/", "train/.git/x.jpg"])
+    lay(tmp_path / "a", ["test/x.jpg", "train/.git/x.jpg"])
     both = list_folder(str(tmp_path / "a"))
     assert (both.classes, both.train.paths) == (["cat", "dog"], ["cat/1.jpg", "dog/2.jpg"])
     assert (both.val.paths, list(both.val.labels)) == (["dog/3.png"], [1])
@@ -487,6 +489,7 @@ def test_a_picture_that_ends_or_stops_its_process_is_a_broken_one(tmp_path, monk
         monkeypatch.setattr(picture_pool, "_PICTURE_S", 0.2)
         ((_, (hung,)),) = pool.read([["hang"]])
         assert "the process that decoded it said nothing for 0.2 s" in hung.fault
+        assert pool._all[-1]._popen.wait(10) == -signal.SIGKILL
     assert all(process._popen.returncode is not None for process in pool._all)
 
 
@@ -506,12 +509,15 @@ def test_check_names_file_record_and_byte(tmp_path, here, capsys, monkeypatch):
     assert cli.main(["data", str(tmp_path), "--check"]) == 0
     assert f"{tmp_path / 'train.rec'}: 6 records, all sound" in capsys.readouterr().out
     data = bytearray((tmp_path / "val.rec").read_bytes())
-    _, begin, _ = scan(bytes(data)).records[1]
-    data[begin + 32 : begin + 36] = b"junk"
+    _, begin, end = scan(bytes(data)).records[1]
+    data[end - 8 : end] = bytes(8)
     (tmp_path / "val.rec").write_bytes(bytes(data))
     assert cli.main(["data", str(tmp_path), "--check"]) == 1
     said = capsys.readouterr()
-    assert f"{tmp_path / 'val.rec'}: record 1 at byte {begin}: no image" in said.err
+    assert (
+        f"{tmp_path / 'val.rec'}: record 1 at byte {begin}: no image: a JPEG whose end is missing"
+        in said.err
+    )
     assert "train.rec: 6 records, all sound" in said.out
     for argv, says in (
         ([str(tmp_path), "--check", "--to", "x"], "leave out --to"),
