@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
+from . import data_command
 from .launch import arguments, doctor, status
 from .tune import command
 
@@ -28,6 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     status.add_commands(commands)
     doctor.add_command(commands)
     command.add_command(commands)
+    data_command.add_command(commands)
     options = parser.parse_args(argv)
     return int(options.go(options))
 

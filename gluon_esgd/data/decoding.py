@@ -8,23 +8,68 @@ from typing import Optional
 
 import mxnet as mx
 
-__all__ = ["image_fault"]
+__all__ = ["image_fault", "picture_fault", "torn"]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8"
+_COMMENT = b"\xff\xfe\x00\x02"  # an empty one
 
 
 def image_fault(record: bytes) -> Optional[str]:
     """Say why the content of a record is no image with MXNet's header; None where it is one."""
     try:
         image = mx.recordio.unpack(record)[1]
-        if not image:
-            return "no image: nothing after its header"
-        if image[:4] == _PNG[:4] and not _is_whole_png(image):
-            return "no image: a PNG with a wrong checksum"
+    except Exception as error:  # struct's and numpy's own
+        return _no_image(error)
+    return picture_fault(image) if image else "no image: nothing after its header"
+
+
+def picture_fault(image: bytes) -> Optional[str]:
+    """Say why a file's content is no image that MXNet decodes; None where it is one."""
+    fault = torn(image)
+    if fault is not None:
+        return fault
+    if image[:2] == _JPEG:
+        # MXNet reads the size by itself where JFIF's header comes first, and then keeps quiet
+        # about what the decoder refuses; with a comment in between it asks the decoder.
+        image = _JPEG + _COMMENT + image[2:]
+    try:
         mx.image.imdecode(image).wait_to_read()
-    except Exception as error:  # struct's, numpy's and MXNet's own
-        return f"no image: {(str(error).strip().splitlines() or [repr(error)])[-1]}"
+    except Exception as error:  # MXNet's own
+        return _no_image(error)
     return None
+
+
+def torn(image: bytes) -> Optional[str]:
+    """Say what is missing or changed, as far as it shows without decoding."""
+    if image[:4] == _PNG[:4] and not _is_whole_png(image):
+        return "no image: a PNG with a wrong checksum"
+    if image[:2] == _JPEG and not _is_whole_jpeg(image):
+        return "no image: a JPEG whose end is missing"
+    return None
+
+
+def _no_image(error: Exception) -> str:
+    return f"no image: {(str(error).strip().splitlines() or [repr(error)])[-1]}"
+
+
+def _is_whole_jpeg(image: bytes) -> bool:
+    """Whether an end mark follows the first scan: where it lacks the decoder fills up with grey.
+
+    Segments before the scan are stepped over, since a thumbnail in one has an end of its own.
+    """
+    offset = len(_JPEG)
+    while True:
+        offset = image.find(b"\xff", offset)
+        if not 0 <= offset <= len(image) - 4:
+            return False
+        kind, length = struct.unpack_from(">xBH", image, offset)
+        if kind in (0x00, 0xFF):  # no segment, but filling
+            offset += 1
+            continue
+        offset += 2 + length
+        if kind == 0xDA:
+            return image.find(b"\xff\xd9", offset) >= 0
 
 
 def _is_whole_png(image: bytes) -> bool:

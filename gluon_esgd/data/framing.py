@@ -11,12 +11,13 @@ import mmap
 import struct
 from typing import Iterator, List, NamedTuple, Tuple, Union
 
-__all__ = ["Fault", "Scan", "content", "scan"]
+__all__ = ["LARGEST", "Fault", "Scan", "content", "frame", "scan"]
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _HEADER = struct.Struct("<II")
 _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+LARGEST = (1 << _LENGTH_BITS) - 1  # bytes that a part can hold
 
 Buffer = Union[mmap.mmap, bytes]
 
@@ -79,6 +80,26 @@ def scan(data: Buffer) -> Scan:
 def content(data: Buffer, offset: int) -> bytes:
     """Return the content of the good record at `offset`, its parts joined."""
     return _MAGIC.join(data[p.begin : p.begin + p.length] for p in _parts(data, offset))
+
+
+def frame(content: bytes) -> bytes:
+    """Return a record that holds `content`, the same bytes as MXNet's writer makes."""
+    cuts = list(_aligned_magic(content))
+    begins, ends = [0, *(cut + 4 for cut in cuts)], [*cuts, len(content)]
+    flags = [_FIRST, *[_MIDDLE] * (len(cuts) - 1), _LAST] if cuts else [_WHOLE]
+    pieces = []
+    for flag, begin, end in zip(flags, begins, ends):
+        header = _HEADER.pack(0xCED7230A, flag << _LENGTH_BITS | (end - begin))
+        pieces += [header, content[begin:end]]
+    return b"".join([*pieces, bytes(-len(content) % 4)])
+
+
+def _aligned_magic(content: bytes) -> Iterator[int]:
+    offset = content.find(_MAGIC)
+    while offset >= 0:
+        if offset % 4 == 0:
+            yield offset
+        offset = content.find(_MAGIC, offset + 1)
 
 
 def _parts(data: Buffer, offset: int) -> Iterator[_Part]:

@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 Path = Union[str, "os.PathLike[str]"]
 
 _SHOWN = 20  # faults in a message
+_AT_ONCE = 256  # records that wait to be decoded
 _LINE = re.compile(r"([0-9]{1,18})\t([0-9]{1,18})")  # of an index
 
 
@@ -161,8 +162,10 @@ def _decoded(data: Buffer, found: Scan) -> Scan:
         what = image_fault(content(data, begin))
         return None if what is None else Fault(number, begin, what)
 
+    faults: List[Optional[Fault]] = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        faults = list(pool.map(fault, found.records))
+        for begin in range(0, len(found.records), _AT_ONCE):  # so that Ctrl-C is soon heard
+            faults += pool.map(fault, found.records[begin : begin + _AT_ONCE])
     good = [record for record, what in zip(found.records, faults) if what is None]
     return Scan(good, sorted([*found.faults, *(f for f in faults if f is not None)]))
 
