@@ -9,6 +9,7 @@ from typing import Any, List, Optional
 import mxnet as mx
 
 from ..data import RecordLoader, check_records, record_shard
+from ..data.record_loader import PREFETCH
 from ..resume import on_leader
 from ..topology import world
 from .pictures import MEAN, STD, Augmentation, Batches, PictureData, reading_threads, shorter_side
@@ -89,6 +90,6 @@ def _validation(path: str, batch_size: int, make_reader: Any) -> Any:
     shard = cut(batch_size=min(batch_size, smallest))
 
     def batches() -> Batches:
-        return shard.each_once(make_reader(**shard.arguments))
+        return shard.each_once(make_reader(**shard.arguments, prefetch_buffer=PREFETCH))
 
     return records, batches

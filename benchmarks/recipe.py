@@ -1,0 +1,131 @@
+"""What the recipe costs beside a bare Gluon loop, and how fast its input is.
+
+    python benchmarks/recipe.py --output benchmarks/results/recipe.json
+
+times, in turn and in fresh processes, `recipes/resnet50_imagenet.py --synthetic` on one rank and a
+loop of a dozen lines with ``gluon.Trainer``, the same network and the same noise: the ratio is what
+progress bar, curves, checkpoints and accuracy of every batch cost. With `--data DIR` (RecordIO) it
+also reads training batches without a network, in one to so many processes at the same time.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+from common import ROOT, describe, write
+
+_Raw = argparse.RawDescriptionHelpFormatter
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("--model", default="resnet18_v1")
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=60, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", type=Path, help="folder with train.rec and val.rec")
+    parser.add_argument("--readers", type=int, default=2, help="processes that read, at most")
+    parser.add_argument("--output", type=Path, help="file for the result, JSON")
+    parser.add_argument("--turn", choices=["bare", "read"], help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def bare(args: argparse.Namespace) -> float:
+    """Train without anything around; return images/s."""
+    import mxnet as mx
+    from mxnet import autograd, gluon
+
+    from gluon_esgd import vision
+
+    pictures = vision.open_pictures(
+        batch_size=args.batch_size,
+        image_size=args.image_size,
+        synthetic=(args.steps * args.batch_size, 1000),
+    )
+    net = vision.get_network(args.model, pictures.num_classes)
+    net.initialize(mx.init.Xavier(magnitude=2))
+    net.hybridize(static_alloc=True, static_shape=True)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    options = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
+    trainer = gluon.Trainer(net.collect_params(), "nag", options)
+    start = time.perf_counter()
+    for epoch in range(2):  # the first one warms up
+        if epoch == 1:
+            mx.nd.waitall()
+            start = time.perf_counter()
+        for data, label in pictures.train:
+            with autograd.record():
+                loss = loss_fn(net(data), label)
+            loss.backward()
+            trainer.step(len(data))
+            loss.wait_to_read()
+    mx.nd.waitall()
+    return pictures.train_count / (time.perf_counter() - start)
+
+
+def read(args: argparse.Namespace) -> float:
+    """Read training batches without a network; return images/s."""
+    from gluon_esgd import vision
+
+    size = {"batch_size": args.batch_size, "image_size": args.image_size}
+    return vision.input_rate(vision.open_pictures(str(args.data), **size), limit_s=5.0)
+
+
+def turn(name: str) -> List[str]:
+    """Return the command of a turn of this script."""
+    return [sys.executable, *sys.argv, "--turn", name]
+
+
+def recipe(args: argparse.Namespace) -> float:
+    """Run the recipe for two epochs; return images/s of the second."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--synthetic", args.steps * args.batch_size, "--epochs", 2, "--output", folder]
+        for name in ("model", "image_size", "batch_size"):
+            options += [f"--{name.replace('_', '-')}", getattr(args, name)]
+        command = [sys.executable, ROOT / "recipes" / "resnet50_imagenet.py", *options]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        lines = Path(folder, "tensorboard", "client0", "epochs.jsonl").read_text().splitlines()
+    return float(json.loads(lines[-1])["images_per_s"])
+
+
+def side_by_side(count: int) -> float:
+    """Return images/s of `count` readers together."""
+    readers = [subprocess.Popen(turn("read"), stdout=subprocess.PIPE) for _ in range(count)]
+    return sum(float(reader.communicate()[0]) for reader in readers)
+
+
+def main() -> None:
+    """Measure in turn, show, and write."""
+    args = arguments()
+    if args.turn:
+        print({"bare": bare, "read": read}[args.turn](args))
+        return
+    results: Dict[str, Any] = {**describe(), "bare": [], "recipe": []}
+    for _ in range(args.rounds):
+        results["bare"].append(float(subprocess.check_output(turn("bare"))))
+        results["recipe"].append(recipe(args))
+    pairs = zip(results["recipe"], results["bare"])
+    results["ratio"] = statistics.median(ours / bare for ours, bare in pairs)
+    for name in ("bare", "recipe"):
+        print(f"{name:<8}{statistics.median(results[name]):>10,.0f} images/s")
+    print(f"ratio   {results['ratio']:>10.3f} (median of {args.rounds} pairs)")
+    if args.data:
+        results["input"] = {}
+        for count in range(1, args.readers + 1):
+            rates = [side_by_side(count) for _ in range(3)]
+            results["input"][count] = statistics.median(rates)
+            print(f"input, {count} process(es): {results['input'][count]:,.0f} images/s")
+    if args.output:
+        write(args.output, results)
+
+
+if __name__ == "__main__":
+    main()
