@@ -10,7 +10,7 @@ import numpy as np
 
 from ..job import job
 from ..topology import world
-from .record_shard import EqualBatches, RecordShard, record_shard
+from .record_shard import EqualBatches, RecordShard, end, record_shard
 from .records import Path
 from .share import checked_index
 
@@ -131,7 +131,9 @@ def _batches(
     arguments = replace(shard, part_index=part, seed=order).arguments
     reader = make_reader(**arguments, seed_aug=augmentation, prefetch_buffer=PREFETCH)
     for batch in EqualBatches(reader, shard.batches_per_epoch):
-        yield batch.data[0], batch.label[0]
+        # Its arrays are written anew at the next call, which would wait for all that reads them.
+        yield batch.data[0].copy(), batch.label[0].copy()
+    end(reader)
 
 
 def _seeds(*numbers: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, Optional, Tuple
@@ -11,7 +12,7 @@ import mxnet as mx
 from .records import Path, index_path
 from .share import checked_index, checked_share
 
-__all__ = ["EqualBatches", "RecordShard", "record_shard"]
+__all__ = ["EqualBatches", "RecordShard", "end", "record_shard"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class RecordShard:
             count = min(left, self.batch_size)
             yield batch.data[0][:count], batch.label[0][:count]
             left -= count
+        end(reader)
+
+
+def end(reader: mx.io.DataIter) -> None:
+    """Ask a reader that has come to its end for one more: else its last batch is never freed."""
+    with contextlib.suppress(StopIteration):
+        reader.next()
 
 
 def record_shard(
