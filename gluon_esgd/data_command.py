@@ -7,8 +7,9 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, Iterator, List
 
 if TYPE_CHECKING:
     from .data import PackedFolder
@@ -103,21 +104,33 @@ def _go(options: argparse.Namespace) -> int:
 
 
 def _pack(folder: str, arguments: Any) -> int:
-    logger = logging.getLogger("gluon_esgd")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("gluon-esgd data: %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     # Here, since gluon-esgd must start where numpy is missing, to say so.
     from .data import BrokenPicturesError, pack_folder
 
     try:
-        print(_told(pack_folder(folder, **arguments)))
+        with _heard():
+            packed = pack_folder(folder, **arguments)
     except BrokenPicturesError as error:
         text = str(error).replace("skip_broken", "--skip-broken")
         print(f"gluon-esgd data: {text}", file=sys.stderr)
         return 1
+    print(_told(packed))
     return 0
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Show what the library logs."""
+    logger, handler = logging.getLogger("gluon_esgd.data"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("gluon-esgd data: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _told(packed: PackedFolder) -> str:

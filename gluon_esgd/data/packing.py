@@ -174,12 +174,12 @@ def _plan(
 ) -> Dict[str, Any]:
     """Check the arguments; return those that the files' bytes depend on."""
     for name, value, least, most in (
-        ("resize", resize, 1, 65535),  # JPEG's own limit
+        ("resize", 1 if resize is None else resize, 1, 65535),  # JPEG's own limit
         ("quality", quality, 1, 100),
         ("workers", workers, 1, 4096),
         ("seed", seed, 0, (1 << 31) - 1),
     ):
-        if not (value is None or least <= checked_index(name, value) <= most):
+        if not least <= checked_index(name, value) <= most:
             raise ValueError(f"{name}={value!r} must be from {least} to {most}")
     if validation is not None and not 0 < validation < 1:
         raise ValueError(f"validation={validation!r} must be more than 0 and less than 1")

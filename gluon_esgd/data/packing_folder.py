@@ -71,7 +71,8 @@ class PackingFolder:
             return None
         for name, size in done["bytes"].items():
             path = self._to / f"{name}.rec"
-            if not (path.exists() and path.stat().st_size == size):
+            there = path.exists() and path.with_suffix(".idx").exists()
+            if not (there and path.stat().st_size == size):
                 return None
         shutil.rmtree(self._parts, ignore_errors=True)  # a kill may have left it
         return done

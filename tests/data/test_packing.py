@@ -30,7 +30,8 @@ from gluon_esgd.data.folders import list_folder
 from gluon_esgd.data.framing import content, frame, scan
 from gluon_esgd.data.picture import read_picture
 
-from ..pool import environment
+from ..pool import ROOT, environment
+from .pictures import InThisProcess
 
 COLOURS = {"blue": (20, 40, 200), "green sea": (30, 190, 90), "réd": (210, 30, 40)}
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP", "webp": "WEBP"}
@@ -50,23 +51,6 @@ def colours(root, count, suffix=".jpg"):
         for i in range(count):
             draw(root / name / f"{i}{suffix}", colour)
     return root
-
-
-class InThisProcess:
-    """Reads pictures as a pool does, without the seconds that its processes take to start."""
-
-    def __init__(self, workers, resize, quality):
-        self._how = resize, quality
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        pass
-
-    def read(self, batches):
-        for batch in batches:
-            yield batch, [read_picture(path, *self._how) for path in batch]
 
 
 @pytest.fixture
@@ -171,7 +155,10 @@ ENDED_IN_A_COMMIT = """
 import os, signal, sys
 from gluon_esgd import cli
 from gluon_esgd.data import packing, record_writer
+from tests.data.pictures import InThisProcess
 
+if int(sys.argv[1]) == signal.SIGKILL:  # it takes seconds to start others
+    packing.PicturePool = InThisProcess
 sent, packing._COMMIT_S, sync, calls = int(sys.argv[1]), 0, record_writer._sync, []
 def ending(file):
     sync(file)
@@ -194,6 +181,7 @@ def test_killed_and_interrupted_it_goes_on_to_the_same_bytes(tmp_path, here, cap
             capture_output=True,
             text=True,
             timeout=100,
+            cwd=ROOT,
             env=environment(),
         )
 
