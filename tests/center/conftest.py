@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import pytest
 
 from .servers import Job
-from .shared import SharedServers, SharedZygote
+from .shared import SharedZygote
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +28,7 @@ def job(zygote: SharedZygote) -> Iterator[Callable[..., Job]]:
         key = (num_clients, num_servers, sync, *sorted(options.items()))
         if key not in jobs:
             limits = {"limit_s": 20.0, "start_timeout_s": 60.0}
-            servers = SharedServers(zygote, num_clients, num_servers)
-            with zygote.behind_links():
-                jobs[key] = Job(
-                    num_clients, num_servers, sync, servers=servers, **limits, **options
-                )
+            jobs[key] = zygote.job(num_clients, num_servers, sync=sync, **limits, **options)
         return jobs[key]
 
     yield get

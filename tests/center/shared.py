@@ -9,14 +9,14 @@ import contextlib
 import itertools
 import socket
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping
+from typing import Any, Iterator, List, Mapping
 from unittest import mock
 
 from gluon_esgd.center import servers_link, wire
 from gluon_esgd.center.ends import ZygoteEnd
 from gluon_esgd.center.lifeline import Lifeline
 
-from .servers import free_port
+from .servers import Job, free_port
 
 
 class SharedZygote:
@@ -32,6 +32,12 @@ class SharedZygote:
         """Links that are made now ask it for their agents."""
         with mock.patch.object(servers_link, "ZygoteEnd", lambda *_: Share(self)):
             yield
+
+    def job(self, num_clients: int, num_servers: int, **options: Any) -> Job:
+        """Make a `Job` whose servers and agents it forks."""
+        servers = SharedServers(self, num_clients, num_servers)
+        with self.behind_links():
+            return Job(num_clients, num_servers, servers=servers, **options)
 
     def close(self) -> None:
         self.end.close()
