@@ -197,7 +197,10 @@ class Ended(NamedTuple):
 
 
 def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) -> Ended:
-    """Run ``function(*args)`` on every rank of a job of its own, for tests of how jobs end."""
+    """Run ``function(*args)`` on every rank of a job of its own, for tests of how jobs end.
+
+    Its ranks find in the variable ONCE_FOLDER where they may leave word for each other.
+    """
     call = f"from {function.__module__} import {function.__name__} as f; f(*{args!r})"
     call = f"{WITHOUT_SKLEARN}; {call}"
     with tempfile.TemporaryDirectory(prefix="once-") as folder:
@@ -206,7 +209,7 @@ def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) 
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=shape.environment(),
+            env={**shape.environment(), "ONCE_FOLDER": folder},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -68,7 +68,7 @@ def test_a_stale_gradient_on_one_rank_is_said_on_the_others() -> None:
 
 
 def one_rank_sleeps() -> None:
-    train_and_tell(6, lambda i, _: time.sleep(60 if (i, worker_rank()) == (3, 1) else 0))
+    train_and_tell(6, lambda i, _: time.sleep(60 if (i, worker_rank()) == (3, 1) else 0), (1,))
 
 
 @PURE
@@ -82,6 +82,9 @@ def test_a_stall_is_reported_and_ends_within_its_limit() -> None:
     )
 
 
+PACE_S = 0.01  # so that the agent is replaced while there are steps left, on few cores too
+
+
 def agent_killed(settings: Dict[str, int]) -> None:
     from gluon_esgd.job import job
 
@@ -89,8 +92,9 @@ def agent_killed(settings: Dict[str, int]) -> None:
         link = job()._link
         if i == 5 and link is not None and job().world.client == 1:
             os.kill(link.agent_pid, signal.SIGKILL)
+        time.sleep(PACE_S)
 
-    train_and_tell(2000, before, **settings)
+    train_and_tell(500, before, **settings)
 
 
 @pytest.mark.servers
