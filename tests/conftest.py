@@ -95,7 +95,8 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: str(_job(item) or ""))  # stable: within a job as in the files
-    _note_what_comes([item for item in items if _job(item) and "pools" in item.fixturenames])
+    in_pools = (item for item in items if "pools" in item.fixturenames)
+    _note_what_comes([item for item in in_pools if isinstance(_job(item), Shape)])
 
 
 def _note_what_comes(items: Sequence[pytest.Item]) -> None:
