@@ -8,13 +8,13 @@ import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
 from gluon_esgd.launch.proc import clean_shared_memory
 
-from .pool import Pools
+from .pool import Coming, Pools, Shape
 
 # Collectives need no MXNet: their tests run where there are only CuPy and mpi4py.
 _WITHOUT_MXNET = ("collectives", "test_communicator.py")
@@ -54,6 +54,16 @@ def pools() -> Iterator[Pools]:
     made.end()
 
 
+_COMING = pytest.StashKey[Optional[Coming]]()
+
+
+@pytest.fixture(autouse=True)
+def _the_next_job_starts_meanwhile(request: pytest.FixtureRequest) -> None:
+    """Tell the pools which job is needed after the one that this test shares with others."""
+    if "pools" in request.fixturenames:
+        request.getfixturevalue("pools").coming = request.node.stash.get(_COMING, None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_left_in_shared_memory() -> Iterator[None]:
     """Remove what MPI leaves behind where tests kill its ranks under a plain mpiexec."""
@@ -72,18 +82,30 @@ def _no_variable_leaks() -> Iterator[None]:
     assert after == before
 
 
+def _job(item: pytest.Item) -> Optional[Shape]:
+    """The job of a pool that a test shares with others."""
+    call = getattr(item, "callspec", None)
+    return call.params.get("shape") if call is not None else None
+
+
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Put tests that need the same job next to each other, so that it is started once."""
-
-    def job(item: pytest.Item) -> str:
-        call = getattr(item, "callspec", None)
-        return str(call.params.get("shape", "")) if call is not None else ""
-
     for item in items:
         reason = _no_gpu() if item.get_closest_marker("gpu") else None
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=job)  # stable: within a job the order is that of the files
+    items.sort(key=lambda item: str(_job(item) or ""))  # stable: within a job as in the files
+    in_pools = (item for item in items if "pools" in item.fixturenames)
+    _note_what_comes([item for item in in_pools if isinstance(_job(item), Shape)])
+
+
+def _note_what_comes(items: Sequence[pytest.Item]) -> None:
+    """Let each test know the job of the first one after it that has another."""
+    coming: Optional[Coming] = None
+    for item, following in zip(reversed(items), [None, *reversed(items)]):
+        if following is not None and _job(following) != _job(item):
+            coming = Coming(_job(following), following.module.__name__)
+        item.stash[_COMING] = coming
 
 
 @pytest.fixture(scope="session")

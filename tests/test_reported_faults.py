@@ -19,7 +19,7 @@ from gluon_esgd.errors import CenterError
 from gluon_esgd.optim.elastic import weight_change
 
 from .center.servers import free_port
-from .pool import ROOT, Pools, Shape, environment, run_once
+from .pool import ROOT, Pools, Shape, environment, label, run_once
 from .training.problems import batches, network, train_step
 from .training.telling import telling, train_and_tell, worker_rank, workers_that_raised
 
@@ -144,13 +144,13 @@ def center_after_200_steps(rule: str, rate: float) -> np.ndarray:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("rule", ["sgd", "asgd", "esgd"])
-def test_18_three_rules_reach_the_minimum(pools: Pools, rule: str) -> None:
+@pytest.mark.parametrize("shape", [Shape(2, 2, 1, r) for r in ("sgd", "asgd", "esgd")], ids=label)
+def test_18_three_rules_reach_the_minimum(pools: Pools, shape: Shape) -> None:
     """`sgd` and `esgd` at the plain rate, `asgd` at that divided by the clients."""
-    clients = 2
+    clients, rule = shape.clients, str(shape.rule)
     x, y = whole_set(clients)
     rate = largest_rate(x) / (clients if rule == "asgd" else 1)
-    ranks = pools.get(Shape(clients, clients, 1, rule)).run(center_after_200_steps, rule, rate)
+    ranks = pools.get(shape).run(center_after_200_steps, rule, rate)
     least = least_loss(x, y)
     # The center of esgd lies between the minima of the clients' own samples.
     losses = [loss_and_gradient(w, x, y)[0] for w in ranks]

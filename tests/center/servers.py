@@ -65,10 +65,10 @@ class Job:
 
     def __init__(
         self, num_clients: int, num_servers: int, sync: bool = False, delay_s: float = 0.0,
-        each: Sequence[Dict[str, Any]] = (), **options: Any,
+        each: Sequence[Dict[str, Any]] = (), servers: Any = None, **options: Any,
     ) -> None:  # fmt: skip
         """`options` are those of all links; `each` has further ones for each."""
-        self.servers = Servers(num_clients, num_servers, delay_s)
+        self.servers = servers or Servers(num_clients, num_servers, delay_s)
         self.num_clients, self.num_servers, self.mailboxes = num_clients, num_servers, 0
         self.links: List[CenterLink] = [
             CenterLink(

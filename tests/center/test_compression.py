@@ -12,6 +12,7 @@ from gluon_esgd.errors import CenterError
 from gluon_esgd.optim import Outer
 
 from .servers import Job
+from .shared import SharedZygote
 from .test_exchange import exchange, pulled
 
 pytestmark = pytest.mark.servers
@@ -185,11 +186,10 @@ def test_momentum_and_half_floats_together(job: GetJob) -> None:
         np.testing.assert_allclose(pulled(mailboxes[0]), c, rtol=1e-6, atol=1e-6)
 
 
-def test_clients_with_other_settings_learn_of_it(job: GetJob) -> None:
+def test_clients_with_other_settings_learn_of_it(zygote: SharedZygote) -> None:
     options: List[Optional[str]] = ["fp16", None]
-    group = Job(
-        2, 1, limit_s=20.0, start_timeout_s=60.0, each=[{"compression": o} for o in options]
-    )
+    each = [{"compression": o} for o in options]
+    group = zygote.job(2, 1, limit_s=20.0, start_timeout_s=60.0, each=each)
     try:
         contracts = [{"compression": int(o is not None)} for o in options]
         mailboxes = attach(group, contracts)

@@ -17,6 +17,7 @@ from gluon_esgd.center.memory import ACKNOWLEDGED, PULLING
 from gluon_esgd.errors import CenterError
 from gluon_esgd.optim import Outer
 
+from .shared import SharedZygote
 from .supervised import LIMIT_S, Supervised, supervised
 from .test_faults import ended, until
 
@@ -372,8 +373,8 @@ def test_a_station_that_was_lost_is_found_again(plain: Plain) -> None:
     assert pulled(plain.boxes[0]).tobytes() == (center - shift).tobytes()
 
 
-def test_without_a_launcher_exchanges_fail_in_time(tmp_path: Path) -> None:
-    with supervised(tmp_path, 1, limit_s=0.5) as job:
+def test_without_a_launcher_exchanges_fail_in_time(tmp_path: Path, zygote: SharedZygote) -> None:
+    with zygote.behind_links(), supervised(tmp_path, 1, limit_s=0.5) as job:
         (x,) = begin(job)
         ((box,),) = job.mailboxes
         job.station.kill()
@@ -391,8 +392,10 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("rule", "terms"), VARIANTS)
-def test_other_rules_are_handed_over_too(tmp_path: Path, rule: str, terms: Any) -> None:
-    with supervised(tmp_path, 2, **terms) as job:
+def test_other_rules_are_handed_over_too(
+    tmp_path: Path, zygote: SharedZygote, rule: str, terms: Any
+) -> None:
+    with zygote.behind_links(), supervised(tmp_path, 2, **terms) as job:
         xs = begin(job, rule)
         one, other = job.mailboxes[0]
         before = pulled(one)
@@ -412,8 +415,10 @@ def test_other_rules_are_handed_over_too(tmp_path: Path, rule: str, terms: Any) 
         assert pulled(one).tobytes() == (center - shift if adds else center).tobytes()
 
 
-def test_sums_go_on_under_rule_sgd_and_a_lost_agent_is_an_error(tmp_path: Path) -> None:
-    with supervised(tmp_path, 2, sync=True) as job:
+def test_sums_go_on_under_rule_sgd_and_a_lost_agent_is_an_error(
+    tmp_path: Path, zygote: SharedZygote
+) -> None:
+    with zygote.behind_links(), supervised(tmp_path, 2, sync=True) as job:
         boxes, outs = job.attach(PARTS), [np.empty(N, np.float32) for _ in range(2)]
         for k, box in enumerate(boxes):
             box.x[:] = 1 + k
@@ -435,9 +440,9 @@ def test_sums_go_on_under_rule_sgd_and_a_lost_agent_is_an_error(tmp_path: Path) 
 
 
 def test_a_center_on_disk_goes_before_weights_but_not_before_one_that_was_saved(
-    tmp_path: Path,
+    tmp_path: Path, zygote: SharedZygote
 ) -> None:
-    with supervised(tmp_path, 2, snapshot_s=0.01) as job:
+    with zygote.behind_links(), supervised(tmp_path, 2, snapshot_s=0.01) as job:
         mailboxes = job.attach(PARTS)
         mailboxes[0].x[:], mailboxes[1].x[:] = 1, 2
         job.seed(mailboxes)
@@ -447,8 +452,9 @@ def test_a_center_on_disk_goes_before_weights_but_not_before_one_that_was_saved(
     (path,) = (tmp_path / "checkpoints" / "center").iterdir()  # written by those who leave
     assert np.load(path).tobytes() == left.tobytes()
     for resumed in (False, True):
-        with supervised(tmp_path / str(resumed), 2, snapshot_s=1000.0) as job:
-            (tmp_path / str(resumed) / "checkpoints").symlink_to(tmp_path / "checkpoints")
+        folder = tmp_path / str(resumed)
+        with zygote.behind_links(), supervised(folder, 2, snapshot_s=1000.0) as job:
+            (folder / "checkpoints").symlink_to(tmp_path / "checkpoints")
             mailboxes = job.attach(PARTS)
             mailboxes[0].x[:] = mailboxes[1].x[:] = 5
             outs = job.seed(mailboxes, resumed=resumed)

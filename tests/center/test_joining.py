@@ -10,6 +10,7 @@ from typing import Iterator
 import numpy as np
 import pytest
 
+from .shared import SharedZygote
 from .supervised import LIMIT_S, Supervised, supervised
 from .test_generations import PARTS, N, begin, close, collect, pulled, start, total
 
@@ -19,8 +20,8 @@ OTHER = (700, 0)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Supervised]:
-    with supervised(tmp_path, 2, 2) as made:
+def job(tmp_path: Path, zygote: SharedZygote) -> Iterator[Supervised]:
+    with zygote.behind_links(), supervised(tmp_path, 2, 2) as made:
         yield made
 
 

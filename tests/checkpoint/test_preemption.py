@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,16 +79,24 @@ def wait_in_a_batch(folder: str) -> None:
                 time.sleep(0.01)
 
 
+def said_by(process: subprocess.Popen) -> bytes:
+    """Return the next line, or fail with what the kernel knows of the process and its signals."""
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], 60)[0]:
+        pytest.fail(Path(f"/proc/{process.pid}/status").read_text())
+    return process.stdout.readline()
+
+
 def test_signals_that_come_together_are_one_and_a_later_one_ends_at_once(tmp_path: Any) -> None:
     call = f"from {__name__} import wait_in_a_batch as f; f({str(tmp_path)!r})"
     with subprocess.Popen(
-        [sys.executable, "-c", call], cwd=ROOT, env=environment(), stdout=subprocess.PIPE
+        [sys.executable, "-c", call], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, bufsize=0
     ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         try:
+            assert said_by(process) == b"ready\n"
             first = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            assert process.stdout.readline() == b"still here\n"
+            assert said_by(process) == b"still here\n"
             while process.poll() is None and time.monotonic() < first + 20:
                 process.send_signal(signal.SIGTERM)
                 time.sleep(0.05)

@@ -31,6 +31,12 @@ def vendor(request):
     return request.param
 
 
+@pytest.fixture
+def vendors():
+    """All of them, for jobs that wait side by side."""
+    return _vendors()
+
+
 class Job:
     """A launcher under test, and what it prints; its station is `fake_station` unless told."""
 

@@ -72,7 +72,7 @@ def parent(pid):
     return int(re.search(r"^PPid:\t(\d+)", text, re.M)[1])
 
 
-def recovers(job, before):
+def recovers(job, before, times=1):
     """Wait until both clients have exchanged in a later generation than that of `before`."""
     after = until(job, lambda told: told["generation"] > before["generation"], 60)
     lives = [client["life"] for client in after["clients"]]
@@ -80,7 +80,7 @@ def recovers(job, before):
 
     def exchanged(told):
         assert [client["life"] for client in told["clients"]] == lives
-        return all(c["exchanges"] > n for c, n in zip(told["clients"], counts))
+        return all(c["exchanges"] >= n + times for c, n in zip(told["clients"], counts))
 
     return until(job, exchanged, 60)
 
@@ -97,7 +97,7 @@ def test_training_goes_on_whatever_dies_on_another_host(start, remote):
     os.kill(parent(parent(server)), signal.SIGKILL)  # zygote, station
     told = recovers(job, told)
     os.kill(job.state("client1.rank0.start")["pid"], signal.SIGKILL)
-    told = recovers(job, told)
+    told = recovers(job, told, times=40)  # which is enough for the loss below, whatever was lost
     assert [client["life"] for client in told["clients"]] == [0, 1]
     _, losses = enough(job)
     assert len(losses) == 2 and max(losses) < 0.01, losses

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import List
+
 import pytest
 
 from ..pool import Shape, label
@@ -17,6 +19,12 @@ ANY_RANKS = pytest.mark.parametrize(
     ],
     ids=label,
 )
+
+
+def of_rules(workers: int, clients: int, servers: int) -> List[Shape]:
+    """Return the job under both rules that have a center on servers."""
+    return [Shape(workers, clients, servers, rule) for rule in ("esgd", "asgd")]
+
 
 _ESGD = [
     pytest.param(Shape(4, 2, 0, "esgd"), marks=pytest.mark.mpi),

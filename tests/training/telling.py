@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Sequence
 
 from .problems import batches, network, train_step
+
+WORDS_S = 20.0  # for all to say what they met
 
 
 def worker_rank() -> int:
@@ -18,24 +22,41 @@ def worker_rank() -> int:
 
 
 @contextmanager
-def telling() -> Iterator[None]:
-    """Print the error that the block raises and end with code 5."""
+def telling(silent: Sequence[int] = ()) -> Iterator[None]:
+    """Print the error that the block raises and end with code 5; the `silent` workers raise none.
+
+    A rank that ends takes the others with it, so each waits until all have said theirs.
+    """
     try:
         yield
     except (RuntimeError, UserWarning, ValueError) as error:
         print(f"\nworker {worker_rank()} raised {type(error).__name__}: {error}\n", flush=True)
-        time.sleep(1)  # let the others say theirs before this exit ends them
+        _wait_for_words(silent)
         sys.exit(5)
 
 
-def train_and_tell(steps: int, before: Callable[[int, Any], None], **kwargs: Any) -> None:
+def _wait_for_words(silent: Sequence[int]) -> None:
+    from gluon_esgd import world
+
+    folder, workers = Path(os.environ["ONCE_FOLDER"]), set(range(world().num_workers))
+    (folder / f"told{worker_rank()}").touch()
+    end = time.monotonic() + WORDS_S
+    while time.monotonic() < end:
+        if all((folder / f"told{worker}").exists() for worker in workers.difference(silent)):
+            return
+        time.sleep(0.01)
+
+
+def train_and_tell(
+    steps: int, before: Callable[[int, Any], None], silent: Sequence[int] = (), **kwargs: Any
+) -> None:
     """Train, calling `before` ahead of each step, and tell what ``step()`` raises."""
     from gluon_esgd import ElasticTrainer
 
     net = network()
     trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **kwargs)
     x, y = batches()
-    with telling():
+    with telling(silent):
         for i in range(steps):
             before(i, trainer)
             train_step(net, trainer, x[i % 20], y[i % 20])

@@ -12,9 +12,9 @@ from mxnet.contrib import amp
 
 from gluon_esgd import ElasticTrainer
 
-from ..pool import Pools, Shape
+from ..pool import Pools, Shape, label
 from .problems import BATCH, batches, digest, flat, network, shares
-from .shapes import ANY_RANKS
+from .shapes import ANY_RANKS, of_rules
 
 SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 UPDATES = 5
@@ -144,11 +144,10 @@ def test_uneven_counts_make_the_mean_over_all_samples(
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("rule", ["esgd", "asgd"])
-def test_exchanges_count_updates_and_not_what_was_counted(pools: Pools, rule: str) -> None:
+@pytest.mark.parametrize("shape", of_rules(4, 2, 1), ids=label)
+def test_exchanges_count_updates_and_not_what_was_counted(pools: Pools, shape: Shape) -> None:
     sizes = [[1, 1, 1], [3, 1, 2], [2, 2], [4, 3]]
-    pool = pools.get(Shape(4, 2, 1, rule))
-    results = pool.run(_interval_of_two, sizes)
+    results = pools.get(shape).run(_interval_of_two, sizes)
     for digests, exchanges in results:
         # Steps 2 and 4 of five, and the last one when it finishes.
         assert exchanges == 3 and len(digests) == UPDATES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 
-from ..pool import Pools, Shape
+from ..pool import Pools, Shape, label
 from .problems import STEPS, train_alone, train_shared
 
 NODES = (("GLUON_ESGD_NODES", "1,1"),)
@@ -28,11 +28,12 @@ def _train(optimizer: str, settings: dict, sizes: Optional[List[int]]) -> Tuple:
 @pytest.mark.mpi
 @pytest.mark.parametrize("sizes", [None, [5, 7]], ids=["even", "uneven"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("shape", [Shape(2, settings=HALF_FLOATS)], ids=label)
 def test_replicas_are_alike_and_near_to_plain_gluon(
-    pools: Pools, optimizer: Tuple[str, dict], sizes: Optional[List[int]]
+    pools: Pools, shape: Shape, optimizer: Tuple[str, dict], sizes: Optional[List[int]]
 ) -> None:
     full = pools.get(Shape(2, settings=NODES)).run(_train, *optimizer, sizes)
-    half = pools.get(Shape(2, settings=HALF_FLOATS)).run(_train, *optimizer, sizes)
+    half = pools.get(shape).run(_train, *optimizer, sizes)
     assert half[0][1] == half[1][1], "the same bits after every step"
     assert half[0][1][0] != full[0][1][0], "nothing was rounded"
     # Gradients lie on lines of 16; to them come a power of two for each half, and a tail.
@@ -93,6 +94,7 @@ def _half_precision_weights() -> Tuple[np.ndarray, int]:
 
 
 @pytest.mark.mpi
-def test_half_precision_weights_train_with_the_option(pools: Pools) -> None:
-    for weight, sent in pools.get(Shape(2, settings=HALF_FLOATS)).run(_half_precision_weights):
+@pytest.mark.parametrize("shape", [Shape(2, settings=HALF_FLOATS)], ids=label)
+def test_half_precision_weights_train_with_the_option(pools: Pools, shape: Shape) -> None:
+    for weight, sent in pools.get(shape).run(_half_precision_weights):
         assert (weight == 1 - 2 * 0.5 * 1.5).all() and sent > 0

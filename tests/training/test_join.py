@@ -140,8 +140,9 @@ def _adding_up() -> Tuple[str, List[float]]:
 
 
 @pytest.mark.mpi
-def test_gradients_that_add_up_are_zero_after_a_join(pools: Pools) -> None:
-    results = pools.get(Shape(3)).run(_adding_up)
+@pytest.mark.parametrize("shape", [Shape(3)], ids=label)
+def test_gradients_that_add_up_are_zero_after_a_join(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_adding_up)
     assert len({said for said, _ in results}) == 1
     assert all(left == [0] * len(left) for _, left in results)
 

@@ -16,7 +16,7 @@ from ..center.servers import servers
 from ..pool import ROOT, environment
 from .problems import batches, flat, network, train_step
 
-STEPS, PACE_S, DELAY_S = 120, 0.03, 0.5
+STEPS, PACE_S, DELAY_S, LIMIT_S = 120, 0.03, 0.8, 100
 
 
 def paced(interval: str, lazy: str) -> None:
@@ -29,18 +29,17 @@ def paced(interval: str, lazy: str) -> None:
     )
     x, y = batches()
     train_step(net, trainer, x[0], y[0])
-    slowest, start = 0.0, time.monotonic()
+    slowest = 0.0
     for i in range(STEPS - 1):
         began = time.monotonic()
         train_step(net, trainer, x[i % 20], y[i % 20])
         net[1].bias.data().wait_to_read()
         slowest = max(slowest, time.monotonic() - began)
         time.sleep(PACE_S)
-    seconds = time.monotonic() - start
     staleness = trainer.counters.staleness
     trainer.finish()
     ends = {**trainer.counters.as_dict(), "staleness": staleness}
-    print(json.dumps({"seconds": seconds, "slowest": slowest, **ends}))
+    print(json.dumps({"slowest": slowest, **ends}))
 
 
 def drawn_together(interval: str, lazy: str) -> None:
@@ -88,20 +87,23 @@ def _run(
             )
             for k in range(2)
         ]
-        said = [client.communicate(timeout=90)[0] for client in clients]
+        try:
+            said = [client.communicate(timeout=LIMIT_S)[0] for client in clients]
+        finally:
+            for client in clients:
+                client.kill()
+                client.communicate()
     assert [client.returncode for client in clients] == [0, 0]
     return [json.loads(text) for text in said]
 
 
 @pytest.mark.servers
 def test_a_slow_server_is_hidden_when_the_delay_gives_it_time() -> None:
-    fast = _run(paced, 0.0, interval=60, lazy=59)
-    slow = _run(paced, DELAY_S, interval=60, lazy=59)
-    for quick, late in zip(fast, slow):
-        assert late["seconds"] < 1.1 * quick["seconds"]
-        assert late["exchanges"] == quick["exchanges"] == 3  # two due, one at the end
-        assert late["exchanges_late"] == 0
-        assert late["staleness"] == quick["staleness"] == 59
+    for client in _run(paced, DELAY_S, interval=60, lazy=59):
+        assert client["exchanges"] == 3  # two due, one at the end
+        assert client["exchanges_late"] == 0
+        assert client["staleness"] == 59
+        assert client["slowest"] < DELAY_S, "a step waited for the servers"
 
 
 @pytest.mark.servers

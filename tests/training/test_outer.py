@@ -32,8 +32,9 @@ def _solve(rule: str, settings: Dict[str, Any]) -> Any:
     return solve_regression(rule, 200, 0.1, outer=OUTER, **settings)
 
 
-def test_two_trainers_and_a_reset(pools: Pools) -> None:
-    results = pools.get(ESGD).run(_two_trainers)
+@pytest.mark.parametrize("shape", [ESGD], ids=label)
+def test_two_trainers_and_a_reset(pools: Pools, shape: Shape) -> None:
+    results = pools.get(shape).run(_two_trainers)
     for first, second, wanted, center in results:
         assert first == results[0][0] and second == results[0][1]  # clients as at the start
         assert wanted == results[0][2] == center  # client 0's, to the bit

@@ -221,7 +221,7 @@ def one_client_stands_still(slow: str) -> None:
         if i == 3 and worker_rank() == int(slow):
             time.sleep(60)
 
-    train_and_tell(20, before, interval=2, lazy=0)
+    train_and_tell(20, before, silent=(2, 3), interval=2, lazy=0)
 
 
 def _at(pattern: str, ended: Ended) -> float:
@@ -281,7 +281,7 @@ def one_client_leaves() -> None:
             world().leave()
             time.sleep(60)
 
-    train_and_tell(20, before, interval=2, lazy=0)
+    train_and_tell(20, before, silent=(2, 3), interval=2, lazy=0)
 
 
 def test_a_client_that_has_left_is_not_waited_for() -> None:

@@ -14,8 +14,9 @@ import pytest
 from gluon_esgd import ElasticTrainer, world
 from gluon_esgd.states import decode
 
-from ..pool import Pools, Shape
+from ..pool import Pools, Shape, label
 from .problems import batches, flat, network, train_step
+from .shapes import of_rules
 from .states import (
     BACK,
     CASES,
@@ -62,10 +63,10 @@ def test_one_client_goes_on_to_the_bit(
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("rule", ["esgd", "asgd"])
-def test_a_new_process_goes_on_to_the_bit(pools: Pools, rule: str, tmp_path: Path) -> None:
-    whole = pools.get(Shape(2, 1, 1, rule)).run(uninterrupted, str(tmp_path), "momentum", 3)
-    other = Shape(2, 1, 1, rule, settings=(("OMP_NUM_THREADS", "1"),))  # another pool
+@pytest.mark.parametrize("shape", of_rules(2, 1, 1), ids=label)
+def test_a_new_process_goes_on_to_the_bit(pools: Pools, shape: Shape, tmp_path: Path) -> None:
+    whole = pools.get(shape).run(uninterrupted, str(tmp_path), "momentum", 3)
+    other = shape._replace(settings=(("OMP_NUM_THREADS", "1"),))  # another pool
     assert pools.get(other).run(resume, str(tmp_path), "momentum", 3, True) == whole
 
 
@@ -111,10 +112,9 @@ def _alone(folder: str, client: int) -> np.ndarray:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("rule", ["esgd", "asgd"])
-def test_two_clients_go_on_each_with_its_own(pools: Pools, rule: str, tmp_path: Path) -> None:
-
-    results = pools.get(Shape(4, 2, 1, rule)).run(_two_clients, str(tmp_path), "momentum")
+@pytest.mark.parametrize("shape", of_rules(4, 2, 1), ids=label)
+def test_two_clients_go_on_each_with_its_own(pools: Pools, shape: Shape, tmp_path: Path) -> None:
+    results = pools.get(shape).run(_two_clients, str(tmp_path), "momentum")
     positions = [
         decode((tmp_path / name).read_bytes(), name).position
         for name in ("states", "states.client1")
@@ -128,7 +128,9 @@ def test_two_clients_go_on_each_with_its_own(pools: Pools, rule: str, tmp_path: 
             result["after a step"], _alone(str(tmp_path), worker // 2), rtol=1e-5, atol=1e-6
         )
     assert (results[0]["own"] != results[2]["own"]).any()
-    if rule == "asgd":  # each counts on from the center that it took, not from the one there is
+    if (
+        shape.rule == "asgd"
+    ):  # each counts on from the center that it took, not from the one there is
         for position, result in zip(positions, results[::2]):
             np.testing.assert_array_equal(result["base"], position.base.host)
 
@@ -194,10 +196,12 @@ def _new_client(folder: str) -> Tuple[List[str], bool, bool, bool]:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("rule", ["esgd", "asgd"])
-def test_a_client_without_a_file_takes_the_center(pools: Pools, rule: str, tmp_path: Path) -> None:
-    pools.get(Shape(2, 1, 1, rule)).run(uninterrupted, str(tmp_path), "momentum", 1)
-    results = pools.get(Shape(4, 2, 1, rule)).run(_new_client, str(tmp_path))
+@pytest.mark.parametrize("shape", of_rules(4, 2, 1), ids=label)
+def test_a_client_without_a_file_takes_the_center(
+    pools: Pools, shape: Shape, tmp_path: Path
+) -> None:
+    pools.get(Shape(2, 1, 1, shape.rule)).run(uninterrupted, str(tmp_path), "momentum", 1)
+    results = pools.get(shape).run(_new_client, str(tmp_path))
     fname = tmp_path / "states"
     line = f"client 1 has no {fname}.client1: it takes {fname}, and the center like a new client"
     assert [said for said, _, _, _ in results] == [[], [], [line], []]
@@ -258,6 +262,7 @@ def _far_apart(folder: str) -> Tuple[float, float]:
 
 
 @pytest.mark.servers
-def test_a_center_is_replaced_to_the_bit(pools: Pools, tmp_path: Path) -> None:
-    for wrong, _ in pools.get(Shape(4, 2, 1, "esgd")).run(_far_apart, str(tmp_path)):
+@pytest.mark.parametrize("shape", [Shape(4, 2, 1, "esgd")], ids=label)
+def test_a_center_is_replaced_to_the_bit(pools: Pools, shape: Shape, tmp_path: Path) -> None:
+    for wrong, _ in pools.get(shape).run(_far_apart, str(tmp_path)):
         assert wrong == 0
