@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = "repository/"
 
 ENTRY = re.compile(r"^## (.+)$|^- \[(.+?)\]\((.+?)\)", re.M)
-LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+CODE = r"^ *```.*?^ *```$|`[^`\n]+`"
+LINK = re.compile(CODE + r"|(\]\()(?![a-z]+:|#)([^)#\s]+)", re.M | re.S)
 TEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 
 
@@ -36,7 +37,7 @@ def on_files(files, config):
     todo = [(file.src_uri, Path(file.abs_src_path)) for file in files.documentation_pages()]
     while todo:
         page, source = todo.pop()
-        for _, target in LINK.findall(_text(source)):
+        for target in filter(None, (target for _, target in LINK.findall(_text(source)))):
             uri = _in_site(page, target)
             found = _in_repository(uri)
             if not uri.startswith(OUTSIDE) or uri in files.src_uris or not found.exists():
@@ -53,11 +54,12 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, **_):
     """Turn links into those that lead to the same files in the site."""
     here = page.file.src_uri
+    folder = posixpath.dirname(here) or "."
 
     def link(match):
-        return match[1] + posixpath.relpath(
-            _in_site(here, match[2]), posixpath.dirname(here) or "."
-        )
+        if match[1] is None:  # code
+            return match[0]
+        return match[1] + posixpath.relpath(_in_site(here, match[2]), folder)
 
     return LINK.sub(link, markdown)
 
