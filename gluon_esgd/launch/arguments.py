@@ -53,7 +53,7 @@ _FLAGS = (
         " and rule esgd or asgd; else the whole job, if given)",
     ),
     ("--min-clients", "M", "go on with M clients when one is not started again (default: all)"),
-    ("--center-snapshot", "SECONDS", "how often the center is written to disk (default: 300)"),
+    ("--center-snapshot", "SECONDS", "how often the center is written to disk (default: 60)"),
     ("--grace", "SECONDS", "from SIGTERM to the end of ranks, to save in (default: 30)"),
     ("--start-timeout", "SECONDS", "limit for all ranks to have started (default: 120)"),
     ("--port", "PORT", "port of the first scheduler, the next take the next (default: free ones)"),

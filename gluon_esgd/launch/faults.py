@@ -28,6 +28,9 @@ MOST_RANKS, MOST_SERVERS = 4096, 1024
 
 OWNED = {PREFIX + f.name.upper() for f in fields(Settings) if "launcher" in f.metadata["by"]}
 
+# MXNet's wheels for GPUs have names of their own: mxnet-cu112 and so on.
+CUDA_WHEELS = ("-cu102", "-cu110", "-cu112", "-cu113", "-cu114", "-cu115", "-cu116", "-cu117")
+
 # MXNet 1.9.1 is what the engine door and the servers are written for; it needs numpy < 1.24.
 _WANTED = (("mxnet", "==1.9.1", r"1\.9\.1$"), ("numpy", "<1.24", r"1\.([01]?\d|2[0-3])\."))
 
@@ -194,7 +197,7 @@ def _versions(spec: JobSpec) -> Iterator[str]:
 
 
 def _version(name: str) -> str:
-    for cuda in ("", "-cu102", "-cu110", "-cu112"):  # MXNet's wheels for GPUs have other names
+    for cuda in ("", *CUDA_WHEELS):
         try:
             return metadata.version(name + cuda)
         except metadata.PackageNotFoundError:

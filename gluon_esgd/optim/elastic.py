@@ -48,8 +48,7 @@ def weight_change(x: np.ndarray, base: np.ndarray, out: Optional[np.ndarray] = N
     """Rule ``asgd``: return ``u = x - base``, the change since the center `base` was taken.
 
     The servers add ``u`` to the center; the client then takes the center
-    :math:`c` and keeps what it did since the snapshot :math:`x`:
-    ``x_now += c - x``.
+    ``c`` and keeps what it did since the snapshot ``x``: ``x_now += c - x``.
     """
     return np.subtract(x, base, out=out)
 
