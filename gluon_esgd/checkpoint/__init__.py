@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .export import BestExport, export
+from .inference import BestExport, export
 from .state import TrainingState
 
 __all__ = ["BestExport", "TrainingState", "export"]
