@@ -152,8 +152,9 @@ class Settings:
         30.0, _seconds(open_=False), "how long a rank has from a SIGTERM to its end"
     )
     places: Optional[str] = _by_launcher(
-        None, _places, "place of each rank among the workers of its machine; unset: not bound"
+        None, _places, "place of each rank among the workers of its machine, for GPUs and cores"
     )
+    bind: str = _by_launcher("none", _one_of("cores", "none"), "what ranks keep to by their places")
     rule: Optional[str] = _by_launcher(None, _one_of(*RULES), "rule between clients")
     interval: Optional[int] = _by_launcher(None, _int(1), "optimizer steps between two exchanges")
     alpha: Optional[float] = _by_launcher(None, _float(0, open_=False, high=1), "moving rate")

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ..settings import PREFIX, Settings
+from .gpus import VISIBLE
 from .hosts import place_workers, remote_argv
 from .mpi import Mpi, Reach
 from .proc import client_marker, marker
@@ -151,8 +152,8 @@ def _stations(spec: JobSpec, site: Site) -> List[Process]:
 def station_process(spec: JobSpec, site: Site, number: int) -> Process:
     """Return the station of a host, by its number."""
     host = spec.host_list[number].name
-    settings = replace(_settings(spec, site), places=None, station=None)  # nothing here is bound
-    env = {**settings.environment(), "CUDA_VISIBLE_DEVICES": ""}
+    settings = replace(_settings(spec, site), places=None, bind="none", station=None)
+    env = {**settings.environment(), VISIBLE: ""}
     argv, log = (site.python, *STATION), f"{site.job_dir}/logs/station.log"
     return _placed(spec, site, Process(f"station {number}", host, argv, env, log, station=number))
 
@@ -235,7 +236,8 @@ def _settings(spec: JobSpec, site: Site, client: int = 0) -> Settings:
         client_size=spec.client_size,
         num_servers=spec.num_servers,
         station=_socket(spec, site, client) if spec.num_servers else None,
-        places=_places(spec, site, client) if spec.bind == "cores" else None,
+        places=_places(spec, site, client),
+        bind=spec.bind,
         compression=spec.compression or site.base.compression,
         start_timeout_s=spec.start_timeout_s or site.base.start_timeout_s,
         grace_s=spec.grace_s,

@@ -17,6 +17,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ..settings import RANK_VARIABLES, Settings, read
 from . import proc
+from .gpus import VISIBLE, gpus_of, mates, share
 from .relay import Relay, split_command
 
 __all__ = ["core_set", "main", "place_of", "rank_of"]
@@ -97,11 +98,28 @@ class _Output:
             pass  # nobody reads any more; the log still does
 
 
+def _places(settings: Settings) -> List[Tuple[int, int]]:
+    """Place and workers of each rank of this MPI job on its machine; none under plain mpirun."""
+    pairs = (part.partition("/") for part in (settings.places or "").split(";") if part)
+    return [(int(place), int(workers)) for place, _, workers in pairs]
+
+
+def _take_gpus(settings: Settings, number: int, rank: int) -> None:
+    """See the GPUs of this client only, where other clients share the machine."""
+    places, gpus = _places(settings), gpus_of(os.environ)
+    if not places or len(gpus) < 2:
+        return
+    first = number - rank
+    mine, workers = mates(places[first : first + (settings.client_size or len(places))], rank)
+    if len(mine) < workers:
+        os.environ[VISIBLE] = ",".join(share(gpus, mine, workers))
+
+
 def _bind(settings: Settings, number: int) -> None:
     """Take this rank's cores and cap its threads, before the child starts any."""
-    if settings.places is None:
+    if settings.bind == "none":
         return
-    place, workers = (int(n) for n in settings.places.split(";")[number].split("/"))
+    place, workers = _places(settings)[number]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, core_set(cores, place, workers))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // workers)))
@@ -123,6 +141,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     folder, (client, rank) = Path(settings.job_dir or "."), place_of(settings, number)
     name = f"client{client}.rank{rank}"
     _bind(settings, number)
+    _take_gpus(settings, number, rank)
     os.environ["PYTHONUNBUFFERED"] = "1"
     for part in ("logs", "state"):
         (folder / part).mkdir(parents=True, exist_ok=True)

@@ -148,8 +148,10 @@ def test_places_count_by_machine():
     assert places == ["0/4;1/4;2/4", "3/4;0/2;1/2"]
 
 
-def test_without_binding_there_are_no_places():
-    assert read(plan(spec(2, bind="none"), site())[0].env).places is None
+def test_without_binding_there_are_places_all_the_same():
+    bound, free = (read(plan(spec(2, bind=how), site())[0].env) for how in ("cores", "none"))
+    assert bound.places == free.places == "0/2;1/2"
+    assert (bound.bind, free.bind) == ("cores", "none")
 
 
 def test_hosts_reach_mpich_with_the_shell():
