@@ -133,8 +133,9 @@ class Pool:
         try:
             links = [self.listener.accept()[0] for _ in range(self.shape.workers)]
         except socket.timeout:
+            self.broken, said = True, self.said()
             self.end()
-            raise AssertionError(f"{self.shape} did not start:\n{self.said()}") from None
+            raise AssertionError(f"{self.shape} did not start:\n{said}") from None
         return {receive(link): link for link in links}
 
     def said(self) -> str:
@@ -245,19 +246,19 @@ class Pools:
         if pool is not None and pool.broken:
             pool.end()
             pool = None
-        pool = self._add(pool or Pool(shape))
+        self._make_room()
+        self._pools[shape] = pool = pool or Pool(shape)
         assert pool.links  # nothing else starts before this one is there
         if self.coming is not None and self.coming.shape not in self._pools:
-            self._add(Pool(*self.coming))
+            self._make_room()
+            self._pools[self.coming.shape] = Pool(*self.coming)
         return pool
 
-    def _add(self, pool: Pool) -> Pool:
+    def _make_room(self) -> None:
         while len(self._pools) >= self.LARGEST:
             self._end_closed()
             self._closed.append(self._pools.pop(next(iter(self._pools))))
             self._closed[-1].close()  # its job ends while others run
-        self._pools[pool.shape] = pool
-        return pool
 
     def _end_closed(self) -> None:
         while self._closed:
