@@ -29,7 +29,6 @@ from gluon_esgd.telemetry import TrainingLog
 
 BATCH_SIZE, LOADERS = 32, 0  # of each rank: pictures in a step, processes that load them
 LEARNING_RATE = 0.1  # the highest, for 128 pictures in a step of the client
-MARGIN = 4  # black pixels around a picture, from which a crop of its size is cut
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of CIFAR-10
 
 
@@ -57,9 +56,10 @@ def pictures(folder: Optional[str]) -> Tuple[str, Any, Any]:
 
 
 def random_crop(picture: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return as large a picture, (height, width, channels), out of it and a margin."""
-    (height, width, _), (top, left) = picture.shape, np.random.randint(0, 2 * MARGIN + 1, 2)
-    padded = np.pad(picture.asnumpy(), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)))
+    """Return as large a picture, (height, width, channels), of it and a black margin: 4 of 32."""
+    height, width, _ = picture.shape
+    margin, (top, left) = height // 8, np.random.randint(0, 2 * (height // 8) + 1, 2)
+    padded = np.pad(picture.asnumpy(), ((margin, margin), (margin, margin), (0, 0)))
     return mx.nd.array(padded[top : top + height, left : left + width], dtype="uint8")
 
 

@@ -25,9 +25,8 @@ from gluon_esgd.data import ShardSampler, load_images
 from gluon_esgd.metrics import evaluate
 from gluon_esgd.telemetry import TrainingLog
 
-BATCH_SIZE, LOADERS = 25, 0  # of each rank: pictures in a step, processes that load them
-EPOCHS, SGD = 40, {"learning_rate": 0.05, "momentum": 0.9}
-SLOWER = 0.1  # times that, for the last stage of a body that knows something already
+EPOCHS, BATCH_SIZE, LOADERS = 40, 25, 0  # pictures in a step and processes that load: of each rank
+SGD, SLOWER = {"learning_rate": 0.05, "momentum": 0.9}, 0.1  # times that for a body's last stage
 TENSOR = (T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
@@ -105,7 +104,7 @@ def main() -> None:
         nets = {name: ResNetV1(*small) for name in ("random", "pre-trained")}
         for net in nets.values():
             net.initialize(mx.init.Xavier(), ctx=ctx)
-        train(nets["pre-trained"], half, 3, ctx, frozen=0)
+        train(nets["pre-trained"], half, 18_000 // len(half[0]), ctx, frozen=0)
     for name, net in nets.items():
         net.output = gluon.nn.Dense(sets[2])
         net.output.initialize(mx.init.Xavier(), ctx=ctx)

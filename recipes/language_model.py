@@ -87,13 +87,11 @@ def main() -> None:
             metric.update(None, loss_fn(scores.reshape((-3, 0)), y.reshape(-1)))
         return math.exp(over_ranks(metric)["loss"])
 
-    def tell(when: str) -> None:
-        with trainer.center():
-            value = perplexity()
+    def tell(what: str, value: float) -> None:
         if me.is_main:
-            print(f"{when}: perplexity of the center {value:.2f}", flush=True)
+            print(f"{what}: perplexity {value:.2f}", flush=True)
 
-    tell("before training")
+    tell("before training", perplexity())
     with TrainingLog(trainer) as log:
         for epoch in range(args.epochs):
             state = net.lstm.begin_state(STREAMS, ctx=ctx)
@@ -107,12 +105,14 @@ def main() -> None:
                 norm = trainer.clip_global_norm(CLIP * x.size)  # gradients are sums over x.size
                 trainer.update(x.size)
                 log.update(loss, x.size, norm=norm / x.size)
-            tell(f"epoch {epoch + 1}")
+            with trainer.center():
+                tell(f"epoch {epoch + 1}, center", perplexity())
     trainer.finish()
     clients = share_with_main({"perplexity": perplexity()}, timeout_s=300)
-    tell("at the end")
-    for client, own in enumerate(clients if me.is_main else []):
-        print(f"client {client}: {own['perplexity']:.2f}" if own else f"client {client}: unknown")
+    with trainer.center():
+        tell("at the end, center", perplexity())
+    for client, own in enumerate(clients):  # of others only main knows; nothing of what has failed
+        tell(f"at the end, client {client}", own["perplexity"] if own else math.nan)
 
 
 if __name__ == "__main__":
