@@ -8,8 +8,8 @@
 a million characters of English (`pydoc_data/topics.py`). The last 5 % are kept to test. Each rank
 reads stretches of its own from beginning to end, so the LSTM's state goes on from batch to batch.
 
-RESULT
-RESULT
+Measured on two cores: the center's perplexity falls from 104 to 2.9 in one process, to 4.0 as two
+clients, whose ranks make a quarter of the steps; about 50 and 60 s of CPU time.
 """
 
 import argparse
