@@ -169,6 +169,8 @@ def test_what_is_wrong_is_said_before_training(records: Path, tmp_path: Path) ->
     (broken / "train.rec").write_bytes((records / "train.rec").read_bytes())
     (broken / "val.idx").unlink()
     fails(["--data", broken], r"val\.idx: there is no index")
+    (broken / "val.rec").unlink()
+    fails(["--data", broken], r"val\.rec is missing: gluon-esgd data makes it")
     fails(["--data", tmp_path], "has no train-images-idx3-ubyte")
     fails(["--dtype", "float16"], "--dtype float16 needs a GPU")
     (tmp_path / "checkpoints" / "client0").mkdir(parents=True)

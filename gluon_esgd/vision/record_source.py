@@ -67,8 +67,13 @@ def open_records(
     )
 
 
-def _check(*paths: str) -> None:
-    for path in paths:
+def _check(train_path: str, val_path: str) -> None:
+    if not os.path.isfile(val_path):
+        raise ValueError(
+            f"{val_path} is missing: gluon-esgd data makes it beside {TRAIN}, from val/ or with "
+            "--validation SHARE"
+        )
+    for path in (train_path, val_path):
         check_records(path)
 
 
