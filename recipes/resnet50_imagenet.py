@@ -22,6 +22,7 @@ in docs/results.md. To classify a picture with what was exported:
 """
 
 import argparse
+import copy
 import json
 import os
 from contextlib import nullcontext
@@ -180,13 +181,14 @@ def main() -> None:
             yield x.as_in_context(ctx).astype(dtype, copy=False), y.as_in_context(ctx)
 
     def validate(whose: str) -> Dict[str, float]:
-        metric = mx.metric.CompositeEvalMetric()
-        metric.add(mx.metric.Accuracy(name="top_1"))
-        metric.add(mx.metric.TopKAccuracy(min(5, args.classes), name="top"))
+        top_5 = mx.metric.TopKAccuracy(min(5, args.classes), name="top")
+        metric = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(name="top_1"), top_5])
         found = evaluate(net, move(pictures.validation()), metric)
         return {f"{whose}/{name}": value for name, value in found.items()}
 
+    schedule = copy.copy(trainer.optimizer.lr_scheduler)  # a checkpoint has that of its command
     state.load()
+    trainer.optimizer.lr_scheduler = schedule
     done, logdir = state.epoch * steps + state.batch, f"{args.output}/tensorboard"
     best = checkpoint.BestExport(os.path.join(args.output, "best"))
     settled = {name: value for name, value in vars(args).items() if value is not None}

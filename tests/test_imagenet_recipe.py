@@ -13,9 +13,11 @@ from typing import Any, Dict, List
 
 import mxnet as mx
 import pytest
+import tensorboardX  # noqa: F401 (sets environment variables when imported: not in a test)
 from mxnet import gluon
 
 from gluon_esgd import vision
+from gluon_esgd.telemetry import read_curves
 
 from .data.pictures import write_pictures
 from .pool import ROOT, environment, mpiexec, until
@@ -122,9 +124,13 @@ def test_class_folders(tmp_path: Path) -> None:
     assert [line["epoch"] for line in epochs(tmp_path / "o")] == [0, 1, 2]
 
 
-def test_noise(tmp_path: Path) -> None:
-    options = [*SMALL, "--synthetic", 12, "--epochs", 1, "--output", tmp_path]
-    assert "3 batches an epoch" in run([*RECIPE, *options]).stdout
+def test_noise_and_more_epochs_later(tmp_path: Path) -> None:
+    options = [*SMALL, "--synthetic", 40, "--output", tmp_path]
+    assert "10 batches an epoch" in run([*RECIPE, *options, "--epochs", 1]).stdout
+    run([*RECIPE, *options, "--epochs", 3])
+    rates = dict(read_curves(tmp_path / "tensorboard" / "client0")["learning_rate"])
+    assert list(rates) == [10, 20, 30]
+    assert rates[20] > 0.1 * (0.1 * 4 / 256) > rates[10], "the schedule is that of three epochs"
 
 
 def test_a_killed_run_goes_on_inside_its_epoch(records: Path, tmp_path: Path) -> None:
