@@ -84,8 +84,8 @@ def main() -> None:
                     rows.append({"run": name, "seed": seed, **run(launcher, chosen, folder)})
     for name, *_ in RUNS:
         mine = [r for r in rows if r["run"] == name]
-        accuracy = float(np.median([r["center"] for r in mine]))
-        seconds = float(np.median([r["seconds"] for r in mine]))
+        accuracy = float(np.median([r["center/top_1"] for r in mine]))
+        seconds = float(np.median([r["clients"][0]["seconds"] for r in mine]))
         print(f"{name:<44}{accuracy:8.2%}{seconds:8.0f} s of training")
     if args.output:
         pictures = "digits" if args.set == "digits" else load_images().name

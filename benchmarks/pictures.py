@@ -50,6 +50,8 @@ def clipart() -> Iterator[Tuple[Path, Image.Image]]:
 def fashion() -> Iterator[Tuple[Path, Image.Image]]:
     """Yield where each piece of clothing goes, and its picture."""
     images = load_images()
+    if images.name != "Fashion-MNIST":
+        raise SystemExit("Fashion-MNIST is not here (Debian: dataset-fashion-mnist)")
     for part, pixels, labels in (
         ("train", images.train_images, images.train_labels),
         ("val", images.test_images, images.test_labels),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .ranks import barrier as barrier
     from .ranks import broadcast_object as broadcast_object
     from .ranks import broadcast_parameters as broadcast_parameters
+    from .ranks import local_context as local_context
     from .topology import World as World
     from .topology import world as world
     from .trainer import ElasticTrainer as ElasticTrainer
@@ -30,6 +31,7 @@ _HOME = {
     "broadcast_object": ".ranks",
     "broadcast_parameters": ".ranks",
     "get_logger": ".log",
+    "local_context": ".ranks",
     "metric_average": ".metrics",
     "world": ".topology",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_parameters",
     "get_logger",
+    "local_context",
     "metric_average",
     "world",
 ]

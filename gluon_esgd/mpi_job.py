@@ -26,6 +26,8 @@ class Ranks(NamedTuple):
     comm: Communicator
     control: Communicator
     leaders: Optional[Communicator]
+    machine_rank: int
+    machine_size: int
 
 
 def under_mpi(environ: Mapping[str, str]) -> bool:
@@ -90,14 +92,14 @@ def divide(whole: Any, settings: Settings) -> Ranks:
     count = _clients(whole, settings)
     if count == 1:
         comm, control = _pair(whole, machine, settings)
-        return Ranks(settings.client, comm, control, None)
+        return Ranks(settings.client, comm, control, None, machine.rank, machine.size)
     client, rank = divmod(whole.rank, whole.size // count)
     ranks, here = (among.Split(client, whole.rank) for among in (whole, machine))
     called = f"client {client} rank {rank} of {ranks.size}"
     comm, control = _pair(ranks, here, settings, called)
     heads, here = (among.Split(rank > 0, whole.rank) for among in (whole, machine))
     leaders = _of_leaders(heads, here, settings) if rank == 0 else None
-    return Ranks(client, comm, control, leaders)
+    return Ranks(client, comm, control, leaders, machine.rank, machine.size)
 
 
 def _clients(whole: Any, settings: Settings) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any, List, Optional, Tuple
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
@@ -14,7 +15,17 @@ from .collectives.agreement import by_rank
 from .parameters import broadcast_arrays
 from .topology import World, world
 
-__all__ = ["barrier", "broadcast_object", "broadcast_parameters"]
+__all__ = ["barrier", "broadcast_object", "broadcast_parameters", "local_context"]
+
+
+def local_context() -> mx.Context:
+    """Return the device of this rank: a GPU where there is one, else ``mx.cpu()``.
+
+    Not collective, apart from `world`. Ranks of a machine take its GPUs in turn, those of all
+    clients: the launcher shows each client its own, and a split MPI job is counted as a whole.
+    """
+    gpus = mx.context.num_gpus()
+    return mx.gpu(world().machine_rank % gpus) if gpus else mx.cpu()
 
 
 def barrier() -> None:

@@ -42,6 +42,8 @@ class World:
         This process in its client, and how many it has.
     local_rank, local_size : int
         The same among the client's processes of this machine.
+    machine_rank, machine_size : int
+        The same among those of all clients, where one MPI job is split into them.
     node_rank, num_nodes : int
         Number of this machine among the client's machines.
     settings : Settings
@@ -60,6 +62,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    machine_rank: int = 0
+    machine_size: int = 1
     node_rank: int = 0
     num_nodes: int = 1
     settings: Settings = field(default_factory=Settings, repr=False)
@@ -270,6 +274,8 @@ def _with_all_ranks_that_mpiexec_started(announced: Optional[int], settings: Set
         rank=comm.rank,
         size=comm.size,
         local_rank=comm.local_rank,
+        machine_rank=parts.machine_rank,
+        machine_size=parts.machine_size,
         local_size=comm.local_size,
         node_rank=comm.node_rank,
         num_nodes=len(comm.nodes),

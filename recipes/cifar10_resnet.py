@@ -21,10 +21,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon.data.vision import transforms
 from mxnet.gluon.model_zoo.vision import BasicBlockV1, ResNetV1
 
-from gluon_esgd import ElasticTrainer, settings, world
+from gluon_esgd import ElasticTrainer, local_context, settings, world
 from gluon_esgd.checkpoint import TrainingState
 from gluon_esgd.data import ShardSampler, load_images
 from gluon_esgd.metrics import evaluate
+from gluon_esgd.optim import EpochSchedule, no_weight_decay
 from gluon_esgd.telemetry import TrainingLog
 
 BATCH_SIZE, LOADERS = 32, 0  # of each rank: pictures in a step, processes that load them
@@ -73,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     for module in (mx, np):  # each rank crops in its own way; the trainer makes networks alike
         module.random.seed(me.worker_rank)
-    ctx = mx.gpu(me.local_rank) if mx.context.num_gpus() else mx.cpu()
+    ctx = local_context()
     name, train_set, test_set = pictures(args.data)
     tensor = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     augment = [gluon.nn.Lambda(random_crop), transforms.RandomFlipLeftRight(), *tensor]
@@ -85,12 +86,10 @@ def main() -> None:
     net = ResNetV1(BasicBlockV1, [3, 3, 3], [16, 16, 32, 64], classes=10, thumbnail=True)
     net.initialize(mx.init.Xavier(magnitude=2), ctx=ctx)
     net.hybridize(static_alloc=True)
-    net.collect_params(".*(gamma|beta|bias)").setattr("wd_mult", 0.0)
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-    steps, lr = args.epochs * len(train), LEARNING_RATE * BATCH_SIZE * me.size / 128
-    schedule = mx.lr_scheduler.CosineScheduler(steps, lr, warmup_steps=steps // 10)
+    loss_fn, steps = gluon.loss.SoftmaxCrossEntropyLoss(), len(train)
+    schedule = EpochSchedule("cosine", LEARNING_RATE * BATCH_SIZE * me.size / 128, args.epochs, 0.3)
     sgd = {"lr_scheduler": schedule, "momentum": 0.9, "wd": 1e-4}
-    trainer = ElasticTrainer(net.collect_params(), "sgd", sgd)
+    trainer = ElasticTrainer(no_weight_decay(net.collect_params()), "sgd", sgd)
     state = TrainingState(net, trainer, sampler=sampler, folder=args.folder, every_s=300)
 
     def tell(when: str) -> None:
@@ -101,8 +100,9 @@ def main() -> None:
         if me.is_main:
             print(f"{name}, {when}: the center knows {right:.2%} of the test pictures", flush=True)
 
-    with TrainingLog(trainer, steps) as log:
+    with TrainingLog(trainer, args.epochs * steps) as log:
         for epoch in state.epochs(args.epochs):
+            schedule.begin_epoch(epoch + state.batch / steps, steps, trainer.optimizer.num_update)
             for data, label in state.batches(train):
                 data, label = data.as_in_context(ctx), label.as_in_context(ctx)
                 with autograd.record():

@@ -20,7 +20,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.data.vision import transforms as T
 from mxnet.gluon.model_zoo.vision import BasicBlockV1, ResNetV1, get_model
 
-from gluon_esgd import ElasticTrainer, world
+from gluon_esgd import ElasticTrainer, local_context, world
 from gluon_esgd.data import ShardSampler, load_images
 from gluon_esgd.metrics import evaluate
 from gluon_esgd.telemetry import TrainingLog
@@ -93,7 +93,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.params and not args.data:
         parser.error("--params needs --data DIR with train/CLASS and test/CLASS")
-    ctx = mx.gpu(me.local_rank) if mx.context.num_gpus() else mx.cpu()
+    ctx = local_context()
     if args.params:
         sets, classes = folder_sets(args.data), len(mx.nd.load(args.params)["output.bias"])
         nets = {"pre-trained": get_model(args.model, classes=classes)}

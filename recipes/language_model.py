@@ -22,7 +22,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-from gluon_esgd import ElasticTrainer, world
+from gluon_esgd import ElasticTrainer, local_context, world
 from gluon_esgd.metrics import over_ranks, share_with_main
 from gluon_esgd.telemetry import TrainingLog
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
     mx.random.seed(0)
-    ctx = mx.gpu(me.local_rank) if mx.context.num_gpus() else mx.cpu()
+    ctx = local_context()
     if args.text:
         with open(args.text, encoding="utf-8") as file:
             text = file.read()

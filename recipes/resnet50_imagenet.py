@@ -7,10 +7,10 @@ on scikit-learn's digits. `--data DIR` takes RecordIO (train.rec, train.idx, val
 from class folders by `gluon-esgd data FOLDER --to DIR`), class folders (train/, val/), or IDX
 files; `--synthetic N` is N pictures of noise an epoch. For ImageNet, with --data /data/imagenet:
 
-    one machine, 8 GPUs  gluon-esgd run -n 8 --clients 2 --servers 2 --rule esgd python ...
-    host file            gluon-esgd run -n 32 --clients 4 --servers 4 --hostfile hosts python ...
-    Slurm                sbatch -N 4 --ntasks-per-node 8 ... the same line; hosts are found
-    LSF, as the paper    bsub -n 12 -R "span[ptile=2]" gluon-esgd run -n 12 --clients 4 ...
+    one machine, 8 GPUs  gluon-esgd run -n 8 python ... (a client; or --clients 2 --rule esgd)
+    host file            gluon-esgd run --clients 4 --servers 4 --hostfile hosts python ...
+    Slurm, LSF           the same inside of a job script that names the hosts, docs/clusters.md;
+                         as in the paper: LSF, -n 12 -R "span[ptile=2]", --clients 2
 
 Expected top-1 of the center after 90 epochs: 0.72 is the paper's figure for this method (arXiv
 1801.03855), about 0.77 that of modern recipes (synchronous, longer, --label-smoothing 0.1 --mixup
@@ -22,7 +22,6 @@ in docs/results.md. To classify a picture with what was exported:
 """
 
 import argparse
-import copy
 import json
 import os
 from contextlib import nullcontext
@@ -33,9 +32,9 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
-from gluon_esgd import ElasticTrainer, checkpoint, settings, vision, world
+from gluon_esgd import ElasticTrainer, checkpoint, local_context, settings, vision, world
 from gluon_esgd.metrics import evaluate, share_with_main
-from gluon_esgd.optim import SCHEDULES, learning_rate_schedule, no_weight_decay
+from gluon_esgd.optim import SCHEDULES, EpochSchedule, no_weight_decay
 from gluon_esgd.telemetry import TrainingLog
 
 
@@ -70,6 +69,9 @@ def arguments() -> argparse.Namespace:
     kept = os.path.join(args.output, "checkpoints", f"client{world().client}")
     if args.resume == "none" and world().settings.life == 0 and os.path.isdir(kept):
         parser.error(f"{kept} is of an earlier run: give another --output, or --resume auto")
+    for name in ("epochs", "batch_size", "accumulate", "synthetic"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be 1 or more")
     if args.dtype != "float32" and not mx.context.num_gpus():
         parser.error(f"--dtype {args.dtype} needs a GPU: on CPUs MXNet has no such operators")
     return args
@@ -89,16 +91,18 @@ def open_data(args: argparse.Namespace) -> vision.PictureData:
     args.model = args.model or ("small" if small else "resnet50_v1")
     args.epochs = args.epochs or ((6 if pictures.train_count >= 10_000 else 60) if small else 90)
     args.warmup_epochs = args.epochs / 20 if args.warmup_epochs is None else args.warmup_epochs
-    batch, rate = args.batch_size * args.accumulate * me.size, args.lr or (0.2 if small else 0.1)
-    args.lr = rate * batch / 256  # linear in what shares a gradient
+    ranks = me.num_workers if settings.read().rule == "sgd" else me.size  # that share a gradient
+    rate = (0.2 if small else 0.1) if args.lr is None else args.lr
+    batch = args.batch_size * args.accumulate * ranks
+    args.lr = rate * batch / 256
     if me.is_main:
         hint = "" if args.data else "; for ImageNet: --data DIR with train.rec and val.rec"
         print(
             f"data: {pictures.name} ({pictures.train_count:,} pictures, {pictures.source}); "
             f"network: {args.model} for {pictures.num_classes} classes{hint}\n"
-            f"batch: {args.batch_size} x {args.accumulate} x {me.size} rank(s) = {batch} an update "
-            f"of each of {me.num_clients} client(s), {batches} batches an epoch; learning rate: "
-            f"{rate:g} x {batch}/256 = {args.lr:g}",
+            f"batch: {args.batch_size} x {args.accumulate} x {ranks} rank(s) = {batch} an update, "
+            f"{me.num_clients} client(s), {batches} batches an epoch; learning rate: {rate:g} x "
+            f"{batch}/256 = {args.lr:g}",
             flush=True,
         )
     return pictures
@@ -116,11 +120,9 @@ def make_network(args: argparse.Namespace, classes: int, ctx: mx.Context) -> glu
     return net
 
 
-def make_trainer(args: argparse.Namespace, net: gluon.HybridBlock, batches: int) -> ElasticTrainer:
-    """Return the trainer, for epochs of so many batches."""
-    updates = -(-batches // args.accumulate)
-    warmup = round(args.warmup_epochs * updates)
-    schedule = learning_rate_schedule(args.schedule, args.lr, args.epochs * updates, warmup)
+def make_trainer(args: argparse.Namespace, net: gluon.HybridBlock) -> ElasticTrainer:
+    """Return the trainer."""
+    schedule = EpochSchedule(args.schedule, args.lr, args.epochs, args.warmup_epochs)
     options = {"lr_scheduler": schedule, "momentum": args.momentum, "wd": args.wd}
     half = {"multi_precision": args.dtype == "float16"}
     trainer = ElasticTrainer(no_weight_decay(net.collect_params()), "nag", {**options, **half})
@@ -134,21 +136,21 @@ def train_on(args: argparse.Namespace, net: gluon.HybridBlock, trainer: ElasticT
     soft = bool(args.label_smoothing or args.mixup)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=not soft)
 
-    def train(data: mx.nd.NDArray, label: mx.nd.NDArray, is_last: bool) -> Dict[str, mx.nd.NDArray]:
+    def train(data: mx.nd.NDArray, label: mx.nd.NDArray, number: int, of: int) -> Dict[str, Any]:
+        is_last = number % args.accumulate == 0 or number == of
+        if args.accumulate > 1 and number % args.accumulate == 1:
+            net.collect_params().zero_grad()
         target = vision.soft_labels(label, args.classes, args.label_smoothing) if soft else label
         if args.mixup:
             data, target = vision.mixup(data, target, args.mixup)
         with autograd.record():
             scores = net(data).astype("float32", copy=False)
             loss = loss_fn(scores, target)
-            with (
-                amp.scale_loss(loss, trainer) if args.dtype == "amp" else nullcontext(loss)
-            ) as sum_:
-                autograd.backward(sum_)
+            whole = args.dtype != "amp"
+            with nullcontext(loss) if whole else amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
         with nullcontext() if is_last else trainer.no_sync():
             trainer.step(len(data))
-        if is_last and args.accumulate > 1:
-            net.collect_params().zero_grad()
         hits = mx.nd.topk(scores, k=min(5, args.classes)) == label.expand_dims(1)
         return {"loss": loss, "top_1": hits[:, 0], "top_5": hits.sum(axis=1)}
 
@@ -158,17 +160,16 @@ def train_on(args: argparse.Namespace, net: gluon.HybridBlock, trainer: ElasticT
 def main() -> None:
     """Train, evaluate each epoch, export the center, and show what it took."""
     args, me = arguments(), world()
-    mx.random.seed(args.seed)
-    np.random.seed(args.seed + me.worker_rank)
-    gpus = mx.context.num_gpus()
-    ctx = mx.gpu(me.local_rank % gpus) if gpus else mx.cpu()
+    ctx = local_context()
     if args.dtype == "amp":
         amp.init()
     pictures = open_data(args)
     args.classes, steps = pictures.num_classes, len(pictures.train)
     alone = vision.input_rate(pictures)
+    for module in (mx, np):  # ranks vary pictures each in its way; networks are made alike
+        module.random.seed(args.seed + me.worker_rank)
     net = make_network(args, args.classes, ctx)
-    trainer = make_trainer(args, net, steps)
+    trainer = make_trainer(args, net)
     train = train_on(args, net, trainer)
     folder, every_s = os.path.join(args.output, "checkpoints"), args.checkpoint_s
     state = checkpoint.TrainingState(
@@ -186,19 +187,18 @@ def main() -> None:
         found = evaluate(net, move(pictures.validation()), metric)
         return {f"{whose}/{name}": value for name, value in found.items()}
 
-    schedule = copy.copy(trainer.optimizer.lr_scheduler)  # a checkpoint has that of its command
     state.load()
-    trainer.optimizer.lr_scheduler = schedule
     done, logdir = state.epoch * steps + state.batch, f"{args.output}/tensorboard"
     best = checkpoint.BestExport(os.path.join(args.output, "best"))
     settled = {name: value for name, value in vars(args).items() if value is not None}
     with TrainingLog(trainer, args.epochs * steps, logdir, first_step=done) as log:
         log.hyperparameters(settled, ["loss", "center/top_1"])
         for epoch in state.epochs(args.epochs):
-            for data, label in move(log.batches(state.batches(pictures.train))):
-                number, of = state.batch + 1, len(pictures.train)
-                is_last = number % args.accumulate == 0 or number == of
-                log.update(batch_size=len(data), **train(data, label, is_last))
+            batches, optimizer = len(pictures.train), trainer.optimizer
+            begun, updates = epoch + state.batch / batches, -(-batches // args.accumulate)
+            optimizer.lr_scheduler.begin_epoch(begun, updates, optimizer.num_update)
+            for data, label in move(state.batches(pictures.train, through=log.batches)):
+                log.update(batch_size=len(data), **train(data, label, state.batch + 1, batches))
             with log.paused():
                 result = validate("client") if me.num_clients > 1 else {}
                 with trainer.center():  # all clients: under rule sgd they make it together
@@ -206,10 +206,9 @@ def main() -> None:
                         result.update(validate("center"))
                         best.offer(net, result["center/top_1"])
             log.epoch(epoch, **result)
-        totals = {**log.totals(), "input_per_s": me.size * alone}
     trainer.finish()
 
-    own = {**totals, **validate("client")}
+    own = {**log.totals(), "input_per_s": me.size * alone, **validate("client")}
     clients = share_with_main(own, timeout_s=300)  # all have made their last exchange
     with trainer.center():
         if me.client == 0:
@@ -225,6 +224,7 @@ def report(pictures: vision.PictureData, args: argparse.Namespace, result: Dict[
     """Return the table at the end."""
     clients = [client for client in result["clients"] if client]
     total = {name: sum(client[name] for client in clients) for name in clients[0]}
+    passes = total["samples"] / pictures.train_count  # since this start
 
     def hits(whose: str, found: Dict[str, float]) -> str:
         top_1, top_5 = (found[f"{whose}/top_{k}"] for k in (1, min(5, args.classes)))
@@ -236,7 +236,7 @@ def report(pictures: vision.PictureData, args: argparse.Namespace, result: Dict[
     rows += [
         ("images/s in all", f"{total['images_per_s']:,.0f} (input: {total['input_per_s']:,.0f})"),
         ("waiting for input", f"{total['input_share'] / len(clients):.1%} of the time"),
-        ("training time", f"{clients[0]['seconds']:.0f} s for {args.epochs} epochs"),
+        ("training time", f"{clients[0]['seconds']:.0f} s for {passes:.4g} epochs"),
         ("bytes into collectives", f"{total['collective_bytes'] / 1e6:,.1f} MB over all ranks"),
         ("bytes to and from servers", f"{total['server_bytes'] / 1e6:,.1f} MB over all clients"),
         ("exchanges made", f"{total['exchanges']:,.0f} by {len(clients)} client(s)"),

@@ -51,7 +51,7 @@ def test_main_job(digits: Path, tmp_path: Path) -> None:
     done = run([*job, *RECIPE, "--data", digits])
     out = done.stdout + done.stderr
     assert re.search(r"^data: .*1,437 pictures.*; network: small for 10 classes", out, re.M)
-    assert "batch: 64 x 1 x 2 rank(s) = 128 an update of each of 2 client(s), 6 batches" in out
+    assert "batch: 64 x 1 x 2 rank(s) = 128 an update, 2 client(s), 6 batches an epoch" in out
     assert "learning rate: 0.2 x 128/256 = 0.1" in out
     assert len(re.findall(r"top-1 of client \d +9\d\.\d+%, top-5 (?:9\d|100)\.\d+%", out)) == 2
     assert out.count("top-1 of the center") == 1  # on one rank only
@@ -91,7 +91,7 @@ def test_all_options_on_records(records: Path, tmp_path: Path) -> None:
     two = [*mpiexec(sys.executable), "-n", 2]
     out = run([*two, *RECIPE, *options]).stdout
     assert "40 pictures" in out and "network: resnet18_v1 for 10 classes" in out
-    assert "batch: 4 x 3 x 2 rank(s) = 24 an update of each of 1 client(s), 5 batches an ep" in out
+    assert "batch: 4 x 3 x 2 rank(s) = 24 an update, 1 client(s), 5 batches an epoch" in out
     assert re.search(r"top-1 of the center +\d+\.\d+%, top-5 \d+\.\d+% of 11\n", out)
     (client,) = json.loads((tmp_path / "o" / "result.json").read_text())["clients"]
     assert client["steps"] == 2 * 2 and client["samples"] == 2 * 2 * 5 * 4
@@ -125,12 +125,18 @@ def test_class_folders(tmp_path: Path) -> None:
 
 
 def test_noise_and_more_epochs_later(tmp_path: Path) -> None:
-    options = [*SMALL, "--synthetic", 40, "--output", tmp_path]
-    assert "10 batches an epoch" in run([*RECIPE, *options, "--epochs", 1]).stdout
-    run([*RECIPE, *options, "--epochs", 3])
+    """An epoch in one process, two more on two ranks: half as many updates in each."""
+    options = [*SMALL, "--synthetic", 80, "--output", tmp_path]
+    alone = run([*RECIPE, *options, "--epochs", 1])
+    assert "20 batches an epoch" in alone.stdout and "s for 1 epochs" in alone.stdout
+    two = [*mpiexec(sys.executable), "-n", 2]
+    more = run([*two, *RECIPE, *options, "--epochs", 3])
+    assert "10 batches an epoch" in more.stdout and "s for 2 epochs" in more.stdout
     rates = dict(read_curves(tmp_path / "tensorboard" / "client0")["learning_rate"])
-    assert list(rates) == [10, 20, 30]
-    assert rates[20] > 0.1 * (0.1 * 4 / 256) > rates[10], "the schedule is that of three epochs"
+    assert list(rates) == [10, 20, 30], "from step 10 on it was drawn anew"
+    lr = 0.1 * 8 / 256
+    assert rates[20] == pytest.approx(lr * 0.27, rel=0.1), "that of three epochs"
+    assert rates[30] < 0.01 * lr
 
 
 def test_a_killed_run_goes_on_inside_its_epoch(records: Path, tmp_path: Path) -> None:
@@ -177,7 +183,9 @@ def test_what_is_wrong_is_said_before_training(records: Path, tmp_path: Path) ->
     fails(["--data", broken], r"val\.idx: there is no index")
     (broken / "val.rec").unlink()
     fails(["--data", broken], r"val\.rec is missing: gluon-esgd data makes it")
-    fails(["--data", tmp_path], "has no train-images-idx3-ubyte")
+    fails(["--data", tmp_path], "has folders, but not both train/ and val/: gluon-esgd data")
+    fails(["--data", broken / "nothing"], "has no train-images-idx3-ubyte")
+    fails(["--accumulate", 0], "--accumulate must be 1 or more")
     fails(["--dtype", "float16"], "--dtype float16 needs a GPU")
     (tmp_path / "checkpoints" / "client0").mkdir(parents=True)
     fails(["--resume", "none", "--output", tmp_path], "client0 is of an earlier run: give another")

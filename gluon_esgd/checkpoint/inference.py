@@ -7,6 +7,7 @@ import os
 
 from mxnet import gluon
 
+from ..resume import on_leader
 from ..topology import world
 
 __all__ = ["BestExport", "export"]
@@ -42,7 +43,7 @@ def export(net: gluon.HybridBlock, path: str) -> None:
 class BestExport:
     """The network that has had the highest value so far, also of a run that was interrupted.
 
-    On leaders; other ranks write nothing.
+    Making one and all methods are collective in the client; its leader reads and writes.
 
     Parameters
     ----------
@@ -57,27 +58,48 @@ class BestExport:
     Raises
     ------
     OSError, ValueError
-        On this rank: ``{path}.json`` cannot be read, or is something else.
+        On all ranks of the client: ``{path}.json`` cannot be read, or is something else.
     """
 
     def __init__(self, path: str) -> None:
-        self._path, self.value = path, float("-inf")
+        self._path, self._world = path, world()
+        self.value = float("-inf")
+        on_leader(self._world, self._read)
+        # As text: JSON has no infinity.
+        self.value = float(self._world.broadcast(repr(self.value)))
+
+    def _read(self) -> None:
         try:
-            with open(f"{path}.json") as file:
+            with open(f"{self._path}.json") as file:
                 self.value = float(json.load(file)["value"])
         except FileNotFoundError:
             pass
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}.json is not what BestExport writes: {error!r}") from None
+            what = f"{self._path}.json is not what BestExport writes"
+            raise ValueError(f"{what}: {error!r}") from None
 
     def offer(self, net: gluon.HybridBlock, value: float) -> bool:
-        """Export `net` if `value` is higher than all before; return whether it is."""
+        """Export `net` if `value` is higher than all before; return whether it is.
+
+        Parameters
+        ----------
+        net : HybridBlock
+        value : float
+            The same on all ranks.
+
+        Raises
+        ------
+        OSError
+            On all ranks of the client: it could not be written.
+        """
         if not value > self.value:
             return False
         self.value = value
-        if world().is_leader:
-            export(net, self._path)
-            with open(f"{self._path}.json.new", "w") as file:
-                json.dump({"value": value}, file)
-            os.replace(f"{self._path}.json.new", f"{self._path}.json")
+        on_leader(self._world, lambda: self._write(net, value))
         return True
+
+    def _write(self, net: gluon.HybridBlock, value: float) -> None:
+        export(net, self._path)
+        with open(f"{self._path}.json.new", "w") as file:
+            json.dump({"value": value}, file)
+        os.replace(f"{self._path}.json.new", f"{self._path}.json")

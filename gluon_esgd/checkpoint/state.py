@@ -184,7 +184,11 @@ class TrainingState:
         if self._votes.now(STOP if self._signal.came else 0):
             self._leave()
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def batches(
+        self,
+        loader: Iterable[Any],
+        through: Callable[[Iterator[Any]], Iterator[Any]] = iter,
+    ) -> Iterator[Any]:
         """Go through this epoch's batches, those after the ones that are done already.
 
         Between two of them, after an optimizer step, checkpoints of `every_steps` and `every_s` are
@@ -195,6 +199,9 @@ class TrainingState:
         loader : iterable
             A ``DataLoader``, or anything that can be gone through in each epoch. What was done is
             left out, with the order that it had: from a ``DataLoader`` without being loaded.
+        through : callable, optional
+            What is left goes through it, such as `TrainingLog.batches`: neither what is left out
+            nor saving is then counted as input.
 
         Raises
         ------
@@ -210,7 +217,7 @@ class TrainingState:
             )
         self._passed, self._stepped = True, self.batch
         try:
-            for item in self._rest(loader):
+            for item in through(self._rest(loader)):
                 self._in_batch = True
                 yield item
                 self._in_batch = False

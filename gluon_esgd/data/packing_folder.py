@@ -61,8 +61,7 @@ class PackingFolder:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        (self._to / _LOCK).unlink()  # while it is held
-        os.close(self._lock)
+        os.close(self._lock)  # the file stays: who waits for it would lock one that is gone
 
     def finished(self) -> Optional[Dict[str, Any]]:
         """Return what `finish` has noted if the same plan was carried out here before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, Callable, Iterator, Optional, Tuple
 
@@ -15,6 +16,8 @@ from .records import Path
 from .share import checked_index
 
 __all__ = ["PREFETCH", "RecordLoader"]
+
+_log = logging.getLogger(__name__)
 
 # Batches that a reader holds ready: one that is freed leaves all but one of them behind in memory
 # (4 by default, 150 MB of 64 pictures of 224 pixels). Beside it the next one is being made.
@@ -97,29 +100,28 @@ class RecordLoader:
     def share_anew(self) -> Tuple[int, int]:
         """Share the file among the clients that the job has now; collective in the client.
 
-        As `ShardSampler.share_anew`. A loader that was given its `num_parts` stays as it is.
+        As `ShardSampler.share_anew`. A loader that was given its `num_parts` stays as it is, and so
+        does one whose last part would be less than a batch.
 
         Returns
         -------
         tuple of int
             How many clients the job has, and how many of them have lower numbers than this one.
-
-        Raises
-        ------
-        ValueError
-            On all workers alike: the last part would be less than a batch.
         """
         clients, place = job().clients_now()
         me, shard = world(), self.shard
         if self._follows:
-            self.shard = record_shard(
-                shard.path_imgrec,
-                batch_size=shard.batch_size,
-                seed=shard.seed,
-                last=self._last,
-                num_parts=clients * me.size,
-                part_index=place * me.size + me.rank,
-            )
+            try:
+                self.shard = record_shard(
+                    shard.path_imgrec,
+                    batch_size=shard.batch_size,
+                    seed=shard.seed,
+                    last=self._last,
+                    num_parts=clients * me.size,
+                    part_index=place * me.size + me.rank,
+                )
+            except ValueError as error:
+                _log.warning("client %d shares as before: %s", me.client, error)
         return clients, place
 
 

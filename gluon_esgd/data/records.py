@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 import re
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
@@ -62,6 +63,26 @@ def check_records(path_rec: Path, path_idx: Optional[Path] = None, *, decode: bo
         faults += [f"{path_idx}: {fault}" for fault in _index_faults(path_idx, found)]
     _raise(path_rec, faults)
     return len(found.records)
+
+
+def largest_label(path_rec: Path) -> int:
+    """Return the largest label of the records that the index beside a file names.
+
+    Raises
+    ------
+    ValueError
+        A label is an array, or no class.
+    """
+    path_rec, largest = os.fspath(path_rec), 0
+    entries, _ = _entries(index_path(path_rec))
+    with _mapped(path_rec) as data:
+        for entry in entries:
+            # MXNet's own header behind that of the record: a flag that counts labels, and one.
+            flag, label = struct.unpack_from("<If", data, entry.offset + 8)
+            if flag or label < 0 or label != int(label):
+                raise ValueError(f"{path_rec}: the label of key {entry.key} is not one class")
+            largest = max(largest, int(label))
+    return largest
 
 
 def write_index(path_rec: Path, path_idx: Optional[Path] = None) -> int:
@@ -148,6 +169,8 @@ def _mapped(path: str) -> Iterator[Buffer]:
 
 
 def _examine(data: Buffer, decode: bool) -> Scan:
+    if isinstance(data, mmap.mmap) and not decode:
+        data.madvise(mmap.MADV_RANDOM)  # headers only: nothing that lies between is to be read
     found = scan(data)
     if not found.records and not found.faults:
         found.faults.append(Fault(0, 0, "the file is empty"))

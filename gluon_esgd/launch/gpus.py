@@ -9,18 +9,18 @@ from typing import List, Mapping, Sequence, Tuple
 __all__ = ["VISIBLE", "gpus_of", "mates", "share"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_DEVICE = re.compile(r"nvidia(\d+)")
+_DEVICE = re.compile(r"nvidia\d+")  # a container may have some only, with their old numbers
 
 
 def gpus_of(environ: Mapping[str, str], devices: str = "/dev") -> List[str]:
-    """Return the GPUs that this process may see, as CUDA names them."""
+    """Return the GPUs that this process may see, as CUDA names them: by number, from 0 on."""
     if VISIBLE in environ:
         return [name for name in environ[VISIBLE].split(",") if name]
     try:
-        found = [_DEVICE.fullmatch(name) for name in os.listdir(devices)]
+        count = sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(devices))
     except OSError:
         return []
-    return [str(k) for k in sorted(int(match[1]) for match in found if match)]
+    return [str(k) for k in range(count)]
 
 
 def mates(places: Sequence[Tuple[int, int]], rank: int) -> Tuple[range, int]:
@@ -40,10 +40,11 @@ def mates(places: Sequence[Tuple[int, int]], rank: int) -> Tuple[range, int]:
 def share(gpus: Sequence[str], mine: range, workers: int) -> List[str]:
     """Return the GPUs of a client that has the places `mine` among `workers` of a machine.
 
-    Each worker has ``len(gpus) // workers`` of its own, or one in turn where they are fewer. The
-    first of each comes first, so that the client's ``local_rank`` counts them.
+    A worker's first GPU is that of its place, whatever the number of workers, which grows where
+    clients are added; workers without one take turns. The first of each comes first, so that
+    the client's ``local_rank`` counts them.
     """
-    each = len(gpus) // workers
-    if each == 0:
+    if len(gpus) < workers:
         return list(dict.fromkeys(gpus[place % len(gpus)] for place in mine)) if gpus else []
-    return [gpus[place * each + k] for k in range(each) for place in mine]
+    firsts, each = range(0, len(gpus) - workers + 1, workers), len(gpus) // workers
+    return [gpus[first + place] for first in firsts[:each] for place in mine]

@@ -16,12 +16,13 @@ from .elastic_sgd import ElasticSGD, is_nesterov
 from .limits import check_optimizer, weight_copies
 from .masters import Masters
 from .outer import Outer, check_outer, largest_outer_alpha, outer_update
-from .schedules import SCHEDULES, learning_rate_schedule
+from .schedules import SCHEDULES, EpochSchedule, learning_rate_schedule
 
 __all__ = [
     "DEFAULT_BETA",
     "SCHEDULES",
     "ElasticSGD",
+    "EpochSchedule",
     "Masters",
     "Outer",
     "check_alpha",

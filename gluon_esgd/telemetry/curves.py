@@ -11,7 +11,9 @@ __all__ = ["read_curves"]
 
 
 def read_curves(folder: Union[str, os.PathLike[str]]) -> Dict[str, List[Tuple[int, float]]]:
-    """Return the points of each curve in the event files of `folder`, in the order of time.
+    """Return the points of each curve in the event files of `folder`, in the order of steps.
+
+    Of steps that a run made again, after a kill, the later ones count.
 
     Parameters
     ----------
@@ -24,8 +26,12 @@ def read_curves(folder: Union[str, os.PathLike[str]]) -> Dict[str, List[Tuple[in
         Step and value, by the name of the curve.
     """
     curves: Dict[str, List[Tuple[int, float]]] = {}
-    for path in sorted(Path(folder).glob("events*")):
-        for step, name, value in _points(path.read_bytes()):
+    for path in sorted(Path(folder).glob("events*"), key=lambda path: path.stat().st_mtime_ns):
+        points = list(_points(path.read_bytes()))
+        first = min((step for step, _, _ in points), default=0)
+        for name, before in curves.items():
+            curves[name] = [point for point in before if point[0] < first]
+        for step, name, value in points:
             curves.setdefault(name, []).append((step, value))
     return curves
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 import mxnet as mx
 from mxnet.gluon import Trainer
@@ -46,22 +46,28 @@ class Gauges:
     def values(self) -> Dict[str, float]:
         """Return all else; waits for the gradients."""
         found = {**self._of_trainer(), "memory/host_mb": _resident_mb()}
-        for gpu in range(mx.context.num_gpus()):
+        for gpu in self._gpus():
             free, total = mx.context.gpu_memory_info(gpu)
             found[f"memory/gpu{gpu}_mb"] = (total - free) / 1e6
         return found
+
+    def _gpus(self) -> List[int]:
+        """Those that the parameters are on: asking for others would take memory there."""
+        trainer = self._trainer
+        contexts = trainer._params[0].list_ctx() if trainer is not None and trainer._params else []
+        return [ctx.device_id for ctx in contexts if ctx.device_type == "gpu"]
 
     def _of_trainer(self) -> Dict[str, float]:
         trainer = self._trainer
         if trainer is None:
             return {}
-        trainable = [param for param in trainer._params if param.grad_req != "null"]
-        return {
-            "learning_rate": trainer.learning_rate,
+        found = {"learning_rate": trainer.learning_rate, **self.counters()}
+        accumulation = getattr(trainer, "_accumulation", None)
+        if accumulation is None or not accumulation.samples:  # else gradients are partial sums
+            trainable = [param for param in trainer._params if param.grad_req != "null"]
             # Of the mean over samples, which is what the update takes.
-            "gradient_norm": global_norm(trainable) * trainer._optimizer.rescale_grad,
-            **self.counters(),
-        }
+            found["gradient_norm"] = global_norm(trainable) * trainer._optimizer.rescale_grad
+        return found
 
 
 def _resident_mb() -> float:

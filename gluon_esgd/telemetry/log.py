@@ -75,14 +75,17 @@ class TrainingLog:
         self._world = me = world()
         self.step, self._every = first_step, every
         self.samples, self.input_s = 0, 0.0
-        self._began, self._epoch_before = time.monotonic(), (0, 0.0)
+        self._began, self._closed = time.monotonic(), 0.0
+        self._epoch_before = 0, 0.0
         self._gauges = Gauges(trainer)
         self._writer: Any = None
         if logdir is not None and me.is_leader:
             from tensorboardX import SummaryWriter
 
             self._folder = os.path.join(logdir, f"client{me.client}")
-            self._writer = SummaryWriter(self._folder)
+            # What a run that was killed has drawn beyond its checkpoint is drawn again.
+            purge = {"purge_step": first_step} if first_step else {}
+            self._writer = SummaryWriter(self._folder, **purge)
         # Where lines are kept, in a log, a bar that moves ten times a second is ten lines.
         pace_s = 0.1 if sys.stderr.isatty() else 2.0
         self._bar = tqdm(
@@ -99,8 +102,8 @@ class TrainingLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the log was made, without its pauses."""
-        return time.monotonic() - self._began
+        """Seconds from making the log to closing it, without its pauses."""
+        return (self._closed or time.monotonic()) - self._began
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -216,6 +219,8 @@ class TrainingLog:
     def totals(self) -> Dict[str, float]:
         """Return what the client did since the log was made; collective in the client.
 
+        Rates are those up to `close`, counters as they are now.
+
         Returns
         -------
         dict
@@ -262,6 +267,7 @@ class TrainingLog:
             if flush and self._count and self._shows:
                 self._show()
         finally:
+            self._closed = self._closed or time.monotonic()
             self._bar.close()
             if self._writer is not None:
                 self._writer.close()

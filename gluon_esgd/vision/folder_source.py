@@ -9,6 +9,7 @@ from typing import Callable, Optional, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.gluon.data.dataloader import default_batchify_fn
 
 from ..data import ShardSampler
 from ..data.folders import Pictures, list_folder
@@ -35,7 +36,8 @@ def open_folders(
 ) -> PictureData:
     """Return the pictures below ``train/`` and ``val/``; see `open_pictures`.
 
-    Slower than records: each picture is a file to find, and Gluon's transforms are Python.
+    Slower than records: each picture is a file to find, Gluon's transforms are Python, and MXNet
+    decodes in one thread unless ``MXNET_CPU_WORKER_NTHREADS`` says more.
     """
     listing, me = list_folder(folder), world()
     assert listing.val is not None, "has_class_folders has looked"
@@ -53,7 +55,13 @@ def open_folders(
         dataset = _Files(pictures, make_cut)
         workers = threads or reading_threads()
         return gluon.data.DataLoader(
-            dataset, batch_size, sampler=sampler, num_workers=workers, thread_pool=True
+            dataset,
+            batch_size,
+            sampler=sampler,
+            num_workers=workers,
+            thread_pool=True,
+            batchify_fn=default_batchify_fn,  # else threads, too, take shared memory
+            prefetch=2,
         )
 
     validation = load(listing.val, lambda: middle(image_size), part)

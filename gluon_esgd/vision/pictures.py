@@ -44,7 +44,7 @@ class PictureData:
     shape : tuple of int
         Channels, height and width of a sample, a float32 of about mean 0 and deviation 1.
     train_count, validation_count : int
-        PictureData of the whole job.
+        Pictures of the whole job.
     train : iterable of (NDArray, NDArray)
         This worker's batches of one epoch, as many on every worker. It has a length, and unless
         it is a ``DataLoader`` it is its own `sampler`.
@@ -165,5 +165,9 @@ def input_rate(pictures: PictureData, limit_s: float = 2.0) -> float:
 
 
 def reading_threads() -> int:
-    """Return the cores that this rank has for its input."""
-    return max(1, len(os.sched_getaffinity(0)) // world().local_size)
+    """Return the cores that this rank has for its input; those it is bound to are its own."""
+    cores, settings = len(os.sched_getaffinity(0)), world().settings
+    if settings.bind == "cores":
+        return cores
+    place = (settings.places or f"0/{world().machine_size}").split(";")[0]
+    return max(1, cores // int(place.partition("/")[2]))

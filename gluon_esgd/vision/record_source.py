@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import mxnet as mx
 
 from ..data import RecordLoader, check_records, record_shard
 from ..data.record_loader import PREFETCH
+from ..data.records import largest_label
 from ..resume import on_leader
 from ..topology import world
 from .pictures import MEAN, STD, Augmentation, Batches, PictureData, reading_threads, shorter_side
@@ -17,7 +18,6 @@ from .pictures import MEAN, STD, Augmentation, Batches, PictureData, reading_thr
 __all__ = ["has_records", "open_records"]
 
 TRAIN, VAL, CLASSES = "train.rec", "val.rec", "classes.txt"
-_IMAGENET = 1000
 
 
 def has_records(folder: str) -> bool:
@@ -57,7 +57,7 @@ def open_records(
     return PictureData(
         name=os.path.basename(os.path.abspath(folder)),
         source=folder,
-        num_classes=len(_classes(folder)) or _IMAGENET,
+        num_classes=_num_classes(folder),
         shape=(3, image_size, image_size),
         train_count=train.shard.records,
         validation_count=count,
@@ -77,24 +77,28 @@ def _check(train_path: str, val_path: str) -> None:
         check_records(path)
 
 
-def _classes(folder: str) -> List[str]:
-    """The names of the classes, as `pack_folder` writes them; none for files of others."""
+def _num_classes(folder: str) -> int:
+    """So many as `pack_folder` has written down; for files of others by what they validate with."""
     path = os.path.join(folder, CLASSES)
-    if not os.path.isfile(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return file.read().splitlines()
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            return len(file.read().splitlines())
+    return 1 + largest_label(os.path.join(folder, VAL))
 
 
 def _validation(path: str, batch_size: int, make_reader: Any) -> Any:
     """Return how many pictures there are, and what makes this rank's batches of them."""
     me = world()
-    cut = partial(record_shard, path, num_parts=me.size, part_index=me.rank)
-    records = cut(batch_size=1).records
-    smallest = records - (me.size - 1) * -(-records // me.size)
-    shard = cut(batch_size=min(batch_size, smallest))
+    records = record_shard(path, batch_size=1, num_parts=1, part_index=0).records
+    longest = -(-records // me.size)
+    parts = -(-records // longest)  # ranks beyond them have none
+    shortest = records - (parts - 1) * longest
+    cut = partial(record_shard, path, batch_size=min(batch_size, shortest), num_parts=parts)
+    shard = cut(part_index=min(me.rank, parts - 1))
 
     def batches() -> Batches:
+        if me.rank >= parts:
+            return iter(())
         return shard.each_once(make_reader(**shard.arguments, prefetch_buffer=PREFETCH))
 
     return records, batches

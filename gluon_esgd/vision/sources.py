@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Optional, Tuple
 
 from .folder_source import has_class_folders, open_folders
@@ -59,4 +60,9 @@ def open_pictures(
         return open_records(folder, batch_size, image_size, seed, threads, augmentation)
     if has_class_folders(folder):
         return open_folders(folder, batch_size, image_size, seed, threads, augmentation)
+    if os.path.isdir(folder) and any(entry.is_dir() for entry in os.scandir(folder)):
+        raise ValueError(
+            f"{folder!r} has folders, but not both train/ and val/: "
+            f"gluon-esgd data {folder} --to DIR --validation 0.1 makes records of class folders"
+        )
     return open_idx(folder, batch_size, seed)

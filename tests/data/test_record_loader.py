@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import mxnet as mx
@@ -107,6 +108,20 @@ def test_readers_that_are_done_leave_nothing(path: str) -> None:
         list(islice(loader, 2))  # cut, which frees the reader too
     until(lambda: len(os.listdir(threads)) <= before, 20.0)
     assert len(os.listdir(threads)) <= before
+
+
+def test_too_many_clients_share_as_before(path: str, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(
+        "gluon_esgd.data.record_loader.job", lambda: SimpleNamespace(clients_now=lambda: (24, 3))
+    )
+    loader = RecordLoader(path, READER, batch_size=2)
+    assert loader.share_anew() == (24, 3) and loader.shard.num_parts == 1
+    assert "client 0 shares as before" in caplog.text and "use a smaller batch" in caplog.text
+    monkeypatch.setattr(
+        "gluon_esgd.data.record_loader.job", lambda: SimpleNamespace(clients_now=lambda: (3, 2))
+    )
+    loader.share_anew()
+    assert (loader.shard.num_parts, loader.shard.part_index, len(loader)) == (3, 2, 4)
 
 
 def test_epochs_take_no_memory(path: str) -> None:

@@ -22,7 +22,7 @@ EIGHT = [str(k) for k in range(8)]
         (8, 2, 4, ["0123", "4567"]),
         (8, 4, 2, ["01", "23", "45", "67"]),
         (8, 8, 1, list("01234567")),
-        (8, 2, 2, ["0213", "4657"]),  # two of each rank, the first ones first
+        (8, 2, 2, ["0145", "2367"]),  # two of each rank, the first ones first
         (3, 2, 1, ["0", "1"]),
         (2, 2, 2, ["01", "01"]),  # more ranks than GPUs
         (2, 4, 1, ["0", "1", "0", "1"]),
@@ -38,6 +38,11 @@ def test_all_clients_of_a_machine_share_its_gpus(
     assert len(set(by_rank)) == min(gpus, workers), "each rank takes its local_rank'th"
 
 
+def test_a_client_that_is_added_takes_what_is_free() -> None:
+    before = [share(EIGHT[:4], range(k, k + 1), 2)[0] for k in range(2)]
+    assert share(EIGHT[:4], range(2, 3), 3)[0] not in before
+
+
 def test_ranks_on_one_machine_are_found_among_those_of_a_client() -> None:
     places: List[Tuple[int, int]] = [(2, 4), (3, 4), (0, 2), (1, 2)]
     assert mates(places, 0) == mates(places, 1) == (range(2, 4), 4)
@@ -48,7 +53,7 @@ def test_ranks_on_one_machine_are_found_among_those_of_a_client() -> None:
 def test_the_gpus_of_a_machine(tmp_path: Path) -> None:
     for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert gpus_of({}, str(tmp_path)) == ["0", "2", "10"]
+    assert gpus_of({}, str(tmp_path)) == ["0", "1", "2"]  # CUDA counts what it sees
     assert gpus_of({"CUDA_VISIBLE_DEVICES": "5,GPU-a1"}, str(tmp_path)) == ["5", "GPU-a1"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, str(tmp_path)) == []
     assert gpus_of({}, str(tmp_path / "none")) == []

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mxnet as mx
 import pytest
 from mxnet import gluon
 
-from gluon_esgd.optim import SCHEDULES, learning_rate_schedule, no_weight_decay
+from gluon_esgd import ElasticTrainer
+from gluon_esgd.optim import (
+    SCHEDULES,
+    EpochSchedule,
+    learning_rate_schedule,
+    no_weight_decay,
+)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -42,6 +50,35 @@ def test_steps_are_those_of_ninety_epochs() -> None:
 def test_what_cannot_be_is_named(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         learning_rate_schedule(*arguments)
+
+
+def test_epochs_count_and_not_updates() -> None:
+    """Half of the run was made with four times as many updates in an epoch."""
+    schedule = EpochSchedule("cosine", 0.4, epochs=8, warmup_epochs=1)
+    assert schedule(1) == 0.0, "before the first epoch"
+    expected = learning_rate_schedule("cosine", 0.4, 80, 10)
+    schedule.begin_epoch(0, updates=40, num_update=0)
+    assert schedule(160) == pytest.approx(learning_rate_schedule("cosine", 0.4, 320, 40)(160))
+    schedule.begin_epoch(4, updates=10, num_update=160)
+    assert [schedule(160 + k) for k in range(1, 41)] == [expected(40 + k) for k in range(1, 41)]
+    schedule.begin_epoch(4.5, updates=10, num_update=165)
+    assert schedule(166) == expected(46)
+
+
+def test_a_checkpoint_does_not_replace_what_the_script_wants(tmp_path: Path) -> None:
+    def trainer(epochs: int) -> gluon.Trainer:
+        net = gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        schedule = EpochSchedule("cosine", 0.4, epochs)
+        made = ElasticTrainer(net.collect_params(), "sgd", {"lr_scheduler": schedule})
+        made._optimizer.lr_scheduler.begin_epoch(0, 1, 0)
+        return made
+
+    trainer(1).save_states(str(tmp_path / "states"))
+    longer = trainer(4)
+    longer.load_states(str(tmp_path / "states"))
+    longer.optimizer.lr_scheduler.begin_epoch(1, 1, 1)
+    assert longer.optimizer.lr_scheduler(2) == pytest.approx(0.2)
 
 
 def test_decay_pulls_at_weights_only() -> None:

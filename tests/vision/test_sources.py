@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import mxnet as mx
 import pytest
 from mxnet import gluon
 
-from gluon_esgd.vision import input_rate, open_pictures
+from gluon_esgd.data.records import largest_label
+from gluon_esgd.vision import input_rate, open_pictures, record_source
+from gluon_esgd.vision.pictures import reading_threads
 
 from ..data.pictures import write_pictures
 from ..pool import ROOT, environment, mpiexec
@@ -104,7 +108,43 @@ def test_each_picture_is_validated_once(records: Path) -> None:
     pictures = open_pictures(str(records), batch_size=SIZE, image_size=8)
     for _ in range(2):
         assert [int(k) for _, y in pictures.validation() for k in y.asnumpy()] == list(range(7))
-    assert pictures.validation_count == 7 and pictures.num_classes == 1000
+    assert pictures.validation_count == 7
+    assert pictures.num_classes == 7, "labels 0 to 6: there is no classes.txt"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 20])
+def test_ranks_validate_each_picture_once_however_many_they_are(
+    records: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    found: List[int] = []
+    for rank in range(size):
+        monkeypatch.setattr(
+            record_source, "world", lambda rank=rank: SimpleNamespace(size=size, rank=rank)
+        )
+        make = partial(mx.io.ImageRecordIter, data_shape=(3, 8, 8), verbose=False)
+        _, batches = record_source._validation(str(records / "val.rec"), 4, make)
+        found += [int(k) for _, y in batches() for k in y.asnumpy()]
+    assert sorted(found) == list(range(7))
+
+
+def test_labels_that_are_no_classes_are_named(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "val.rec", 3, label=lambda i: i + 0.5)
+    with pytest.raises(ValueError, match=r"val\.rec: the label of key 0 is not one class"):
+        largest_label(tmp_path / "val.rec")
+
+
+@pytest.mark.parametrize(
+    "bind, places, cores, threads",
+    [("cores", "0/4;1/4", 2, 2), ("none", "0/4;1/4", 8, 2), ("none", None, 8, 8)],
+)
+def test_threads_are_those_that_a_rank_has(
+    monkeypatch: pytest.MonkeyPatch, bind: str, places: Any, cores: int, threads: int
+) -> None:
+    settings = SimpleNamespace(bind=bind, places=places)
+    me = SimpleNamespace(settings=settings, machine_size=1)
+    monkeypatch.setattr("gluon_esgd.vision.pictures.world", lambda: me)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    assert reading_threads() == threads
 
 
 def test_the_rate_of_input_leaves_the_epoch_as_it_was(records: Path) -> None:
