@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -48,7 +49,12 @@ class PackingFolder:
 
     def __enter__(self) -> PackingFolder:
         self._to.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._to / _LOCK, os.O_WRONLY | os.O_CREAT)
+        self._take_lock()
+        return self
+
+    def _take_lock(self) -> None:
+        path = self._to / _LOCK
+        self._lock = os.open(path, os.O_WRONLY | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,11 +63,15 @@ class PackingFolder:
                 f"another process packs into {self._to}: wait for its end, or name another folder"
             ) from None
         except OSError:  # some network disks lock nothing
-            pass
-        return self
+            return
+        if not path.exists() or path.stat().st_ino != os.fstat(self._lock).st_ino:
+            os.close(self._lock)  # its owner has just ended, and removed it
+            self._take_lock()
 
     def __exit__(self, *exc: Any) -> None:
-        os.close(self._lock)  # the file stays: who waits for it would lock one that is gone
+        with contextlib.suppress(FileNotFoundError):
+            (self._to / _LOCK).unlink()  # while it is held
+        os.close(self._lock)
 
     def finished(self) -> Optional[Dict[str, Any]]:
         """Return what `finish` has noted if the same plan was carried out here before."""
