@@ -3,13 +3,13 @@
     python benchmarks/recipe.py --output benchmarks/results/recipe.json
 
 times, in turn and in fresh processes, `recipes/resnet50_imagenet.py --synthetic` on one rank and a
-loop of a dozen lines with ``gluon.Trainer``, the same network and the same noise: the ratio is what
-progress bar, curves, checkpoints and accuracy of every batch cost. With `--data DIR` (RecordIO) it
+loop of a dozen lines with ``gluon.Trainer``, the same network and the same noise, without their
+first steps: the ratio is what progress bar, curves and accuracy of every batch cost. What a
+checkpoint costs, once an epoch, is `checkpoint.py`'s to say. With `--data DIR` (RecordIO) it
 also reads training batches without a network, in one to so many processes at the same time.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -20,6 +20,9 @@ from typing import Any, Dict, List
 
 from common import ROOT, describe, write
 
+from gluon_esgd.telemetry import read_curves
+
+WARM_UP = 20  # steps that do not count
 _Raw = argparse.RawDescriptionHelpFormatter
 
 
@@ -29,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="resnet18_v1")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=60, help="of each turn")
+    parser.add_argument("--steps", type=int, default=200, help="of each turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", type=Path, help="folder with train.rec and val.rec")
     parser.add_argument("--readers", type=int, default=2, help="processes that read, at most")
@@ -56,20 +59,19 @@ def bare(args: argparse.Namespace) -> float:
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     options = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
     trainer = gluon.Trainer(net.collect_params(), "nag", options)
-    start = time.perf_counter()
-    for epoch in range(2):  # the first one warms up
-        if epoch == 1:
+    start = 0.0
+    for step, (data, label) in enumerate(pictures.train, 1):
+        with autograd.record():
+            loss = loss_fn(net(data), label)
+        loss.backward()
+        trainer.step(len(data))
+        if step % 10 == 0:
+            loss.wait_to_read()
+        if step == WARM_UP:
             mx.nd.waitall()
             start = time.perf_counter()
-        for step, (data, label) in enumerate(pictures.train):
-            with autograd.record():
-                loss = loss_fn(net(data), label)
-            loss.backward()
-            trainer.step(len(data))
-            if step % 10 == 9:
-                loss.wait_to_read()
     mx.nd.waitall()
-    return pictures.train_count / (time.perf_counter() - start)
+    return (args.steps - WARM_UP) * args.batch_size / (time.perf_counter() - start)
 
 
 def read(args: argparse.Namespace) -> float:
@@ -86,15 +88,15 @@ def turn(name: str) -> List[str]:
 
 
 def recipe(args: argparse.Namespace) -> float:
-    """Run the recipe for two epochs; return images/s of the second."""
+    """Run the recipe for an epoch; return images/s by its own curves."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--synthetic", args.steps * args.batch_size, "--epochs", 2, "--output", folder]
+        options = ["--synthetic", args.steps * args.batch_size, "--epochs", 1, "--output", folder]
         for name in ("model", "image_size", "batch_size"):
             options += [f"--{name.replace('_', '-')}", getattr(args, name)]
         command = [sys.executable, ROOT / "recipes" / "resnet50_imagenet.py", *options]
         subprocess.run(list(map(str, command)), check=True, capture_output=True)
-        lines = Path(folder, "tensorboard", "client0", "epochs.jsonl").read_text().splitlines()
-    return float(json.loads(lines[-1])["images_per_s"])
+        points = read_curves(Path(folder, "tensorboard", "client0"))["time/step_s"]
+    return args.batch_size / statistics.mean(value for step, value in points if step > WARM_UP)
 
 
 def side_by_side(count: int) -> float:

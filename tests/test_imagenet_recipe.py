@@ -60,6 +60,9 @@ def test_main_job(digits: Path, tmp_path: Path) -> None:
     for promised in ("images/s in all", "into collectives", "to and from servers", "exchanges"):
         assert promised in out
     assert {p.name for p in (folder / "tensorboard").iterdir()} == {"client0", "client1"}
+    shown = (ROOT / "README.md").read_text().split("top-1 of the center", 1)[1].split("```")[0]
+    for line in shown.splitlines()[1:]:
+        assert line[:26] in out, "README.md shows what is printed"
     result = json.loads((folder / "result.json").read_text())
     assert result["center/top_1"] >= 0.9
     assert all(c["exchanges"] >= 5 and c["server_bytes"] > 0 for c in result["clients"])
