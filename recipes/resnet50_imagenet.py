@@ -124,8 +124,8 @@ def make_trainer(args: argparse.Namespace, net: gluon.HybridBlock) -> ElasticTra
     """Return the trainer."""
     schedule = EpochSchedule(args.schedule, args.lr, args.epochs, args.warmup_epochs)
     options = {"lr_scheduler": schedule, "momentum": args.momentum, "wd": args.wd}
-    half = {"multi_precision": args.dtype == "float16"}
-    trainer = ElasticTrainer(no_weight_decay(net.collect_params()), "nag", {**options, **half})
+    options["multi_precision"] = args.dtype == "float16"
+    trainer = ElasticTrainer(no_weight_decay(net.collect_params()), "nag", options)
     if args.dtype == "amp":
         amp.init_trainer(trainer)
     return trainer

@@ -7,6 +7,7 @@ import os
 import re
 from typing import List, NamedTuple, Optional
 
+from ..durable import sync_folder
 from .content import Checkpoint, write
 
 __all__ = ["Entry", "before", "clean", "entries", "folder_of", "folders_of", "next_path", "save"]
@@ -94,7 +95,7 @@ def save(checkpoint: Checkpoint, path: str, keep: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(beside, path)
-        _sync(folder)
+        sync_folder(folder)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.remove(beside)
@@ -120,12 +121,3 @@ def _make_private(folder: str) -> None:
         _make_private(parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-
-
-def _sync(folder: str) -> None:
-    """Let the name of a file outlive a crash of the machine."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

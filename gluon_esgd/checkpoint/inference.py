@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from mxnet import gluon
 
+from ..durable import write_whole
 from ..resume import on_leader
 from ..topology import world
 
@@ -100,6 +102,4 @@ class BestExport:
 
     def _write(self, net: gluon.HybridBlock, value: float) -> None:
         export(net, self._path)
-        with open(f"{self._path}.json.new", "w") as file:
-            json.dump({"value": value}, file)
-        os.replace(f"{self._path}.json.new", f"{self._path}.json")
+        write_whole(Path(f"{self._path}.json"), json.dumps({"value": value}).encode())

@@ -11,15 +11,16 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
+from ..durable import write_whole
 from .folders import shown
-from .record_writer import RecordWriter, Refused, sync_folder
+from .record_writer import RecordWriter, Refused
 
-__all__ = ["PackingFolder"]
+__all__ = ["CLASSES", "PackingFolder"]
 
 _log = logging.getLogger(__name__)
 
 _RECORDS = ("train.rec", "train.idx", "val.rec", "val.idx")
-_CLASSES, _LEFT_OUT, _PACKED = "classes.txt", "left-out.txt", "packed.json"
+CLASSES, _LEFT_OUT, _PACKED = "classes.txt", "left-out.txt", "packed.json"
 _LOCK = ".lock"
 _NAMES = {"listing": "the pictures in the folder"}  # of what a plan holds, else the argument's
 
@@ -99,7 +100,7 @@ class PackingFolder:
             was_moved = kept == self._plan and not (self._parts / name).exists()
             if not was_moved:
                 self._refuse(name)
-        self._refuse(_CLASSES, self._classes)
+        self._refuse(CLASSES, self._classes)
         if kept == self._plan:
             return
         if kept is not None:
@@ -109,7 +110,7 @@ class PackingFolder:
             _log.warning("begins anew: not the same as before are %s", ", ".join(changed))
         shutil.rmtree(self._parts, ignore_errors=True)
         self._parts.mkdir()
-        _write(self._parts / "plan.json", json.dumps(self._plan).encode())
+        write_whole(self._parts / "plan.json", json.dumps(self._plan).encode())
 
     def _refuse(self, name: str, but: Optional[bytes] = None) -> None:
         """Raise if a file is there, unless it says just the same."""
@@ -140,10 +141,10 @@ class PackingFolder:
 
     def finish(self, writers: Mapping[str, RecordWriter], left_out: List[Refused]) -> None:
         """Move all to its place, the training set last, and note what it was made from."""
-        _write(self._to / _CLASSES, self._classes)
+        write_whole(self._to / CLASSES, self._classes)
         if left_out:
             lines = "".join(f"{shown(path)}\t{why}\n" for path, why in left_out)
-            _write(self._to / _LEFT_OUT, lines.encode())
+            write_whole(self._to / _LEFT_OUT, lines.encode())
         for name in sorted(writers, reverse=True):
             writers[name].move(self._to)
         done = {
@@ -152,7 +153,7 @@ class PackingFolder:
             "bytes": {name: writers[name].progress.rec_bytes for name in writers},
             "left_out": left_out,
         }
-        _write(self._to / _PACKED, json.dumps(done, indent=1).encode())
+        write_whole(self._to / _PACKED, json.dumps(done, indent=1).encode())
         shutil.rmtree(self._parts)
 
 
@@ -161,14 +162,3 @@ def _read(path: Path) -> Optional[Dict[str, Any]]:
         return None
     found: Dict[str, Any] = json.loads(path.read_bytes())
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Let a small file be there as a whole, or as it was."""
-    beside = path.with_name(f".{path.name}.new")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_folder(path.parent)

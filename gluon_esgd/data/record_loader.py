@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Iterator, Optional, Tuple
 
 import mxnet as mx
@@ -73,15 +74,9 @@ class RecordLoader:
         num_parts: Optional[int] = None,
         part_index: Optional[int] = None,
     ) -> None:
-        self._follows, self._last, self._make_reader = num_parts is None, last, make_reader
-        self.shard = record_shard(
-            path_imgrec,
-            batch_size=batch_size,
-            seed=seed,
-            last=last,
-            num_parts=num_parts,
-            part_index=part_index,
-        )
+        self._follows, self._make_reader = num_parts is None, make_reader
+        self._cut = partial(record_shard, path_imgrec, batch_size=batch_size, seed=seed, last=last)
+        self.shard = self._cut(num_parts=num_parts, part_index=part_index)
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -109,16 +104,11 @@ class RecordLoader:
             How many clients the job has, and how many of them have lower numbers than this one.
         """
         clients, place = job().clients_now()
-        me, shard = world(), self.shard
+        me = world()
         if self._follows:
             try:
-                self.shard = record_shard(
-                    shard.path_imgrec,
-                    batch_size=shard.batch_size,
-                    seed=shard.seed,
-                    last=self._last,
-                    num_parts=clients * me.size,
-                    part_index=place * me.size + me.rank,
+                self.shard = self._cut(
+                    num_parts=clients * me.size, part_index=place * me.size + me.rank
                 )
             except ValueError as error:
                 _log.warning("client %d shares as before: %s", me.client, error)

@@ -15,9 +15,10 @@ from typing import Any, Dict, List, NamedTuple
 
 import mxnet as mx
 
+from ..durable import sync_folder
 from .framing import frame
 
-__all__ = ["Progress", "RecordWriter", "Refused", "sync_folder"]
+__all__ = ["Progress", "RecordWriter", "Refused"]
 
 
 class Refused(NamedTuple):
@@ -160,12 +161,3 @@ def _open_at(path: Path, offset: int) -> Any:
 def _sync(file: Any) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """See to it that names in a folder stay as they are."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

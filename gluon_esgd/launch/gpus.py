@@ -46,5 +46,5 @@ def share(gpus: Sequence[str], mine: range, workers: int) -> List[str]:
     """
     if len(gpus) < workers:
         return list(dict.fromkeys(gpus[place % len(gpus)] for place in mine)) if gpus else []
-    firsts, each = range(0, len(gpus) - workers + 1, workers), len(gpus) // workers
-    return [gpus[first + place] for first in firsts[:each] for place in mine]
+    firsts = range(0, len(gpus) - workers + 1, workers)
+    return [gpus[first + place] for first in firsts for place in mine]

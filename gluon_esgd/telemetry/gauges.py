@@ -28,18 +28,18 @@ class Gauges:
 
     def __init__(self, trainer: Optional[Trainer]) -> None:
         self._trainer = trainer
-        self._before: Dict[str, float] = {}
+        self._before = self._seconds()
         self._looks = 0
-        self.times(1)
 
     def times(self, steps: int) -> Dict[str, float]:
         """Return seconds in collectives and center, a step, since the last call."""
+        before, self._before = self._before, self._seconds()
+        return {f"time/{name}_s": (s - before[name]) / steps for name, s in self._before.items()}
+
+    def _seconds(self) -> Dict[str, float]:
         counters = self.counters()
-        if not counters:
-            return {}
-        now = {"collectives": counters["collective_s"], "center": counters["center_s"]}
-        before, self._before = self._before or now, now
-        return {f"time/{name}_s": (now[name] - before[name]) / steps for name in now}
+        kinds = {"collectives": "collective_s", "center": "center_s"}
+        return {name: counters[key] for name, key in kinds.items() if key in counters}
 
     def counters(self) -> Dict[str, float]:
         """Return the trainer's counters, where it has any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Callable, Optional, Tuple
+from typing import Callable, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +14,7 @@ from mxnet.gluon.data.dataloader import default_batchify_fn
 from ..data import ShardSampler
 from ..data.folders import Pictures, list_folder
 from ..topology import world
-from .pictures import Augmentation, PictureData, middle, normalize, reading_threads
+from .pictures import PictureData, Reading, middle, normalize
 
 __all__ = ["has_class_folders", "open_folders"]
 
@@ -26,14 +26,7 @@ def has_class_folders(folder: str) -> bool:
     return all(os.path.isdir(os.path.join(folder, name)) for name in ("train", "val"))
 
 
-def open_folders(
-    folder: str,
-    batch_size: int,
-    image_size: int,
-    seed: int,
-    threads: Optional[int],
-    augmentation: Optional[Augmentation],
-) -> PictureData:
+def open_folders(folder: str, how: Reading) -> PictureData:
     """Return the pictures below ``train/`` and ``val/``; see `open_pictures`.
 
     Slower than records: each picture is a file to find, Gluon's transforms are Python, and MXNet
@@ -41,8 +34,7 @@ def open_folders(
     """
     listing, me = list_folder(folder), world()
     assert listing.val is not None, "has_class_folders has looked"
-    vary = augmentation or Augmentation()
-    sampler = ShardSampler(len(listing.train.paths), seed=seed)
+    sampler = ShardSampler(len(listing.train.paths), seed=how.seed)
     part = ShardSampler(
         len(listing.val.paths),
         shuffle=False,
@@ -53,26 +45,25 @@ def open_folders(
 
     def load(pictures: Pictures, make_cut: _Maker, sampler: ShardSampler) -> gluon.data.DataLoader:
         dataset = _Files(pictures, make_cut)
-        workers = threads or reading_threads()
         return gluon.data.DataLoader(
             dataset,
-            batch_size,
+            how.batch_size,
             sampler=sampler,
-            num_workers=workers,
+            num_workers=how.threads,
             thread_pool=True,
             batchify_fn=default_batchify_fn,  # else threads, too, take shared memory
             prefetch=2,
         )
 
-    validation = load(listing.val, lambda: middle(image_size), part)
+    validation = load(listing.val, lambda: middle(how.image_size), part)
     return PictureData(
         name=os.path.basename(os.path.abspath(folder)),
         source=folder,
         num_classes=len(listing.classes),
-        shape=(3, image_size, image_size),
+        shape=how.shape,
         train_count=len(listing.train.paths),
         validation_count=len(listing.val.paths),
-        train=load(listing.train, lambda: vary.transforms(image_size), sampler),
+        train=load(listing.train, lambda: how.augmentation.transforms(how.image_size), sampler),
         sampler=sampler,
         validation=lambda: iter(validation),
     )

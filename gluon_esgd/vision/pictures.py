@@ -17,6 +17,7 @@ __all__ = [
     "STD",
     "Augmentation",
     "PictureData",
+    "Reading",
     "input_rate",
     "middle",
     "normalize",
@@ -109,6 +110,22 @@ class Augmentation:
         steps += [t.RandomColorJitter(*[self.jitter] * 3)] if self.jitter else []
         steps += [t.RandomLighting(self.pca_noise)] if self.pca_noise else []
         return t.Compose(steps)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the pictures of files become batches; see `open_pictures`."""
+
+    batch_size: int
+    image_size: int
+    seed: int
+    threads: int
+    augmentation: Augmentation
+
+    @property
+    def shape(self) -> Tuple[int, int, int]:
+        """Channels, height and width."""
+        return 3, self.image_size, self.image_size
 
 
 def normalize(picture: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import mxnet as mx
 
 from ..data import RecordLoader, check_records, record_shard
+from ..data.packing_folder import CLASSES
 from ..data.record_loader import PREFETCH
 from ..data.records import largest_label
 from ..resume import on_leader
 from ..topology import world
-from .pictures import MEAN, STD, Augmentation, Batches, PictureData, reading_threads, shorter_side
+from .pictures import MEAN, STD, Batches, PictureData, Reading, shorter_side
 
 __all__ = ["has_records", "open_records"]
 
-TRAIN, VAL, CLASSES = "train.rec", "val.rec", "classes.txt"
+TRAIN, VAL = "train.rec", "val.rec"
 
 
 def has_records(folder: str) -> bool:
@@ -25,14 +26,7 @@ def has_records(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, TRAIN))
 
 
-def open_records(
-    folder: str,
-    batch_size: int,
-    image_size: int,
-    seed: int,
-    threads: Optional[int],
-    augmentation: Optional[Augmentation],
-) -> PictureData:
+def open_records(folder: str, how: Reading) -> PictureData:
     """Return the pictures of ``train.rec`` and ``val.rec``; see `open_pictures`.
 
     The leader goes through the headers of both files first, except in a client that is started
@@ -43,22 +37,21 @@ def open_records(
         on_leader(world(), lambda: _check(train_path, val_path))
     reader = partial(
         mx.io.ImageRecordIter,
-        data_shape=(3, image_size, image_size),
-        preprocess_threads=threads or reading_threads(),
+        data_shape=how.shape,
+        preprocess_threads=how.threads,
         verbose=False,
         **{f"mean_{colour}": mean for colour, mean in zip("rgb", MEAN)},
         **{f"std_{colour}": std for colour, std in zip("rgb", STD)},
     )
-    options = (augmentation or Augmentation()).reader_options()
-    train = RecordLoader(
-        train_path, partial(reader, shuffle=True, **options), batch_size=batch_size, seed=seed
-    )
-    count, val = _validation(val_path, batch_size, partial(reader, resize=shorter_side(image_size)))
+    vary = partial(reader, shuffle=True, **how.augmentation.reader_options())
+    train = RecordLoader(train_path, vary, batch_size=how.batch_size, seed=how.seed)
+    cut = partial(reader, resize=shorter_side(how.image_size))
+    count, val = _validation(val_path, how.batch_size, cut)
     return PictureData(
         name=os.path.basename(os.path.abspath(folder)),
         source=folder,
         num_classes=_num_classes(folder),
-        shape=(3, image_size, image_size),
+        shape=how.shape,
         train_count=train.shard.records,
         validation_count=count,
         train=train,

@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 
 from .folder_source import has_class_folders, open_folders
 from .idx_source import open_idx
-from .pictures import Augmentation, PictureData
+from .pictures import Augmentation, PictureData, Reading, reading_threads
 from .record_source import has_records, open_records
 from .synthetic_source import open_synthetic
 
@@ -56,10 +56,17 @@ def open_pictures(
         return open_synthetic(synthetic, batch_size, image_size)
     if folder is None:
         return open_idx(None, batch_size, seed)
+    how = Reading(
+        batch_size,
+        image_size,
+        seed,
+        threads or reading_threads(),
+        augmentation or Augmentation(),
+    )
     if has_records(folder):
-        return open_records(folder, batch_size, image_size, seed, threads, augmentation)
+        return open_records(folder, how)
     if has_class_folders(folder):
-        return open_folders(folder, batch_size, image_size, seed, threads, augmentation)
+        return open_folders(folder, how)
     if os.path.isdir(folder) and any(entry.is_dir() for entry in os.scandir(folder)):
         raise ValueError(
             f"{folder!r} has folders, but not both train/ and val/: "

@@ -201,11 +201,17 @@ def test_the_grace_ends_with_the_launcher(start):
     assert job.wait_until_empty() < LIMIT_S
 
 
-@pytest.mark.mpi
-def test_ctrl_c_ends_even_those_who_ignore_it(start, vendors):
+def stubborn(start, vendors):
+    """Jobs of each vendor whose ranks are ready and ignore signals."""
     jobs = [start([*TWO_BY_TWO, "--mpiexec", mpi.mpiexec], py(STUBBORN)) for mpi, _ in vendors]
     for job in jobs:
         job.wait_for("ready", 4)
+    return jobs
+
+
+@pytest.mark.mpi
+def test_ctrl_c_ends_even_those_who_ignore_it(start, vendors):
+    jobs = stubborn(start, vendors)
     signalled(jobs, signal.SIGINT)
     for job in jobs:
         assert finishes(job) == 130
@@ -225,9 +231,7 @@ def test_a_second_ctrl_c_kills_at_once(start):
 
 @pytest.mark.mpi
 def test_nothing_survives_a_killed_launcher(start, vendors):
-    jobs = [start([*TWO_BY_TWO, "--mpiexec", mpi.mpiexec], py(STUBBORN)) for mpi, _ in vendors]
-    for job in jobs:
-        job.wait_for("ready", 4)
+    jobs = stubborn(start, vendors)
     signalled(jobs, signal.SIGKILL)
     for job in jobs:
         job.wait_until_empty()
