@@ -1,0 +1,258 @@
+"""How long an epoch takes by each of the six algorithms, on hosts with slow links.
+
+    python benchmarks/epoch.py --output benchmarks/results/epoch.json
+    python benchmarks/epoch.py --quick
+
+makes a cluster of namespaces (`cluster.py`, needs root), and trains a perceptron with
+`--megabytes` of parameters on it by ``gluon-esgd run``: each rule with as many clients as there
+are workers (dist-) and with fewer (mpi-). The baseline is MXNet's own: ``gluon.Trainer`` with
+``kvstore='dist_sync'`` and its stock servers, no agents, in the same namespaces. Each configuration
+is a job of its own. Time is that of the slowest worker over all timed steps, whole intervals;
+bytes are read from the interfaces.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from cluster import Cluster, Network
+from common import describe, write
+
+WORKER = Path(__file__).with_name("epoch_worker.py")
+STOCK_PORT = 9100
+WARM_UP = 2  # steps; the first one waits for all, and fills the center
+LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One job: what trains it, with how many clients and servers.
+
+    `rule` is one of the library's, or the name of a store of MXNet's; an interval of 1 is each
+    step, as is every step of rule "sgd".
+    """
+
+    rule: str
+    clients: int
+    servers: int
+    interval: int = 1
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it is MXNet alone."""
+        return self.rule.startswith("dist_")
+
+    def name(self, workers: int) -> str:
+        """Return what tables call it."""
+        if self.is_stock:
+            return f"MXNet {self.rule}"
+        kind = "dist" if self.clients == workers else "mpi"
+        return f"{kind}-{self.rule.upper()}"
+
+
+def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("--hosts", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[25.0], help="of parameters")
+    parser.add_argument("--rates", nargs="+", default=["100mbit"], help="of each host's link")
+    parser.add_argument("--servers", type=int, nargs="+", default=[1])
+    parser.add_argument("--clients", type=int, nargs="+", default=[12, 6, 4, 3, 2, 1])
+    parser.add_argument(
+        "--rules", nargs="+", default=["dist_sync", "sgd", "asgd", "esgd"], help="or MXNet's stores"
+    )
+    parser.add_argument("--interval", type=int, default=64, help="of esgd")
+    parser.add_argument("--steps", type=int, default=4, help="at least; else whole intervals")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=16, help="of each worker")
+    parser.add_argument("--samples", type=int, default=60_000, help="of an epoch")
+    parser.add_argument("--quick", action="store_true", help="2 hosts, a few steps")
+    parser.add_argument("--output", type=Path, help="file for the result, JSON")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.hosts, args.workers, args.clients, args.megabytes = 2, 4, [2], [1.0]
+        args.interval, args.steps = 4, 4
+    return args
+
+
+_Raw = argparse.RawDescriptionHelpFormatter
+
+
+def configurations(args: argparse.Namespace) -> Iterator[Configuration]:
+    """Yield what is to be run, the baseline first."""
+    for servers in args.servers:
+        for rule in args.rules:
+            if rule.startswith("dist_"):
+                yield Configuration(rule, args.workers, servers)
+                continue
+            for clients in args.clients:
+                if clients > 1:
+                    interval = args.interval if rule == "esgd" else 1
+                    yield Configuration(rule, clients, servers, interval)
+    if 1 in args.clients:
+        yield Configuration("sgd", 1, 0)
+
+
+class Bench:
+    """Runs configurations on a cluster."""
+
+    def __init__(self, args: argparse.Namespace, cluster: Cluster, megabytes: float) -> None:
+        self._args, self._cluster, self._megabytes = args, cluster, megabytes
+        self._runs = 0
+
+    def run(self, configuration: Configuration) -> Dict[str, Any]:
+        """Run one job; return its figures."""
+        self._runs += 1
+        steps = max(self._args.steps, configuration.interval)
+        task = {
+            "megabytes": self._megabytes,
+            "batch": self._args.batch,
+            "warm_up": WARM_UP,
+            "steps": steps,
+            "stock": configuration.is_stock,
+            "store": configuration.rule,
+        }
+        with tempfile.TemporaryDirectory(prefix="epoch-") as folder:
+            task["folder"] = folder
+            start = self._stock if configuration.is_stock else self._ours
+            start(configuration, task, folder)
+            files = sorted(Path(folder).glob("worker*.json"))
+            workers = [json.loads(file.read_text()) for file in files]
+        if len(workers) != self._args.workers:
+            raise SystemExit(f"{configuration}: {len(workers)} workers of {self._args.workers}")
+        return self._figures(configuration, steps, workers)
+
+    def _figures(
+        self, configuration: Configuration, steps: int, workers: List[Dict[str, Any]]
+    ) -> Dict[str, Any]:
+        args = self._args
+        step_s = max(worker["seconds"] for worker in workers) / steps
+        links: Dict[str, Dict[str, float]] = {}
+        cpu: Dict[str, float] = {}
+        for host in sorted({worker["host"] for worker in workers}):
+            first = next(worker for worker in workers if worker["host"] == host)
+            links[host] = {way: count / steps for way, count in first["link"].items()}
+            for kind, seconds in first["cpu_s"].items():
+                cpu[kind] = cpu.get(kind, 0.0) + seconds / steps
+        busiest = max(max(found.values()) for found in links.values())
+        return {
+            "name": configuration.name(args.workers),
+            **vars(configuration),
+            "megabytes": self._megabytes,
+            "steps": steps,
+            "step_s": step_s,
+            "median_step_s": statistics.median(t for w in workers for t in w["step_s"]),
+            "epoch_s": step_s * args.samples / (args.batch * args.workers),
+            "busiest_link_bytes": busiest,
+            "link_bytes": links,
+            "cpu_s": cpu,
+            "exchanges": sum(worker.get("exchanges", 0) for worker in workers),
+            "late": sum(worker.get("late", 0) for worker in workers),
+        }
+
+    def _ours(self, configuration: Configuration, task: Dict[str, Any], folder: str) -> None:
+        args, addresses = self._args, self._cluster.addresses
+        slots = args.workers // args.hosts
+        hosts = ",".join(f"{address}:{slots}" for address in addresses)
+        flags = {
+            "-n": args.workers,
+            "--clients": configuration.clients,
+            "--servers": configuration.servers,
+            "--rule": configuration.rule,
+            "--hosts": hosts,
+            "--remote-shell": self._cluster.shell,
+            "--job-dir": f"{folder}/job",
+            "--start-timeout": 600,
+        }
+        if configuration.rule == "esgd":
+            flags["--interval"] = configuration.interval
+        run = [sys.executable, "-m", "gluon_esgd.launch"]
+        run += [str(word) for flag in flags.items() for word in flag]
+        run += ["--env", "OMP_NUM_THREADS=1"]
+        limits = ["GLUON_ESGD_CENTER_LIMIT_S=600", "GLUON_ESGD_START_TIMEOUT_S=600"]
+        worker = [sys.executable, str(WORKER), json.dumps(task)]
+        self._wait([self._cluster.start(0, ["env", *limits, *run, *worker], **_quiet(folder))], folder)
+
+    def _stock(self, configuration: Configuration, task: Dict[str, Any], folder: str) -> None:
+        addresses = self._cluster.addresses
+        common = {
+            "DMLC_PS_ROOT_URI": addresses[0],
+            "DMLC_PS_ROOT_PORT": STOCK_PORT + self._runs,
+            "DMLC_NUM_SERVER": configuration.servers,
+            "DMLC_NUM_WORKER": self._args.workers,
+            "OMP_NUM_THREADS": 1,
+        }
+        roles = [("scheduler", 0)]
+        roles += [("server", k % len(addresses)) for k in range(configuration.servers)]
+        roles += [("worker", k) for k in range(self._args.workers)]
+        slots, jobs = self._args.workers // self._args.hosts, []
+        for role, k in roles:
+            host = k // slots if role == "worker" else k
+            env = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": addresses[host]}
+            bind = ["taskset", "-c", str(k % slots % 2)] if role == "worker" else []
+            words = [f"{name}={value}" for name, value in env.items()]
+            argv = ["env", *words, *bind, sys.executable, str(WORKER)]
+            argv.append(json.dumps({**task, "number": k}))
+            jobs.append(self._cluster.start(host, argv, **_quiet(folder)))
+        self._wait(jobs, folder)
+
+    def _wait(self, jobs: "List[subprocess.Popen[bytes]]", folder: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        for job in jobs:
+            try:
+                code = job.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise SystemExit(f"no end after {LIMIT_S:g} s:\n{_tail(folder)}") from None
+            if code:
+                raise SystemExit(f"{shlex.join(job.args[-1:])}: exit code {code}:\n{_tail(folder)}")
+
+
+def _quiet(folder: str) -> Dict[str, Any]:
+    output = open(f"{folder}/output", "ab")  # noqa: SIM115 -- the process's
+    return {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+
+
+def _tail(folder: str) -> str:
+    return Path(folder, "output").read_text(errors="replace")[-6000:]
+
+
+def main() -> None:
+    """Run all configurations, print the table, write the file."""
+    args = arguments()
+    rows = []
+    for rate in args.rates:
+        with Cluster(Network(args.hosts, rate)) as cluster:
+            for megabytes in args.megabytes:
+                bench = Bench(args, cluster, megabytes)
+                for configuration in configurations(args):
+                    for _ in range(args.repeats):
+                        rows.append({"rate": rate, **bench.run(configuration)})
+                        print(_row(rows[-1]), flush=True)
+                        if args.output:
+                            write(args.output, {**describe(), **_setup(args), "rows": rows})
+
+
+def _setup(args: argparse.Namespace) -> Dict[str, Any]:
+    return {"hosts": args.hosts, "workers": args.workers, "batch": args.batch}
+
+
+def _row(row: Dict[str, Any]) -> str:
+    cpu = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in row["cpu_s"].items())
+    return (
+        f"{row['rate']:>8} {row['megabytes']:5g} MB  {row['name']:16}{row['clients']:3} client(s)"
+        f"{row['servers']:3} server(s){row['step_s']:9.3f} s a step{row['epoch_s']:8.0f} s an epoch"
+        f"{row['busiest_link_bytes'] / 1e6:8.1f} MB; CPU s a step: {cpu}; late {row['late']}"
+    )
+
+
+if __name__ == "__main__":
+    main()
