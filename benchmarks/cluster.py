@@ -108,7 +108,7 @@ class Cluster:
         count = network.hosts + (network.server_rate is not None)
         self.names = [f"h{k + 1}" for k in range(count)]
         self.addresses = [f"10.77.0.{k + 1}" for k in range(count)]
-        self._holders: List["subprocess.Popen[bytes]"] = []
+        self._holders: List[subprocess.Popen[bytes]] = []
         self._folder = tempfile.mkdtemp(prefix="cluster-")
         self.shell = f"{self._folder}/shell"
 

@@ -10,6 +10,7 @@ as the end of an ``ssh`` does.
 """
 
 import array
+import contextlib
 import json
 import os
 import socket
@@ -61,10 +62,8 @@ def _run(connection: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         code = process.wait()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the shell has been killed
             connection.sendall(str(code if code >= 0 else 128 - code).encode())
-        except BrokenPipeError:
-            pass  # the shell has been killed
 
 
 def shell(folder: str, words: List[str]) -> int:
@@ -91,15 +90,10 @@ def _copying(source: int, target: int) -> threading.Thread:
     """Copy until `source` ends, then close `target`, so that its reader sees the end too."""
 
     def copy() -> None:
-        try:
-            while True:
-                piece = os.read(source, PIECE)
-                if not piece:
-                    break
+        with contextlib.suppress(BrokenPipeError):
+            while piece := os.read(source, PIECE):
                 while piece:
                     piece = piece[os.write(target, piece) :]
-        except BrokenPipeError:
-            pass
         os.close(target)
 
     thread = threading.Thread(target=copy, daemon=True)

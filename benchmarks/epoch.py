@@ -79,8 +79,8 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="file for the result, JSON")
     args = parser.parse_args(argv)
     if args.quick:
-        args.hosts, args.workers, args.clients, args.megabytes = 2, 4, [2], [1.0]
-        args.interval, args.steps = 4, 4
+        args.hosts, args.workers, args.clients, args.megabytes = 2, 4, [2, 1], [1.0]
+        args.rules, args.interval, args.steps = ["dist_sync", "esgd"], 4, 4
     return args
 
 
@@ -180,7 +180,8 @@ class Bench:
         run += ["--env", "OMP_NUM_THREADS=1"]
         limits = ["GLUON_ESGD_CENTER_LIMIT_S=600", "GLUON_ESGD_START_TIMEOUT_S=600"]
         worker = [sys.executable, str(WORKER), json.dumps(task)]
-        self._wait([self._cluster.start(0, ["env", *limits, *run, *worker], **_quiet(folder))], folder)
+        job = self._cluster.start(0, ["env", *limits, *run, *worker], **_quiet(folder))
+        self._wait([job], folder)
 
     def _stock(self, configuration: Configuration, task: Dict[str, Any], folder: str) -> None:
         addresses = self._cluster.addresses

@@ -93,6 +93,9 @@ def _machines(spec: JobSpec) -> Iterator[str]:
     slots = sum(host.slots for host in spec.host_list)
     if spec.workers > slots:
         yield f"-n {spec.workers} exceeds the {slots} slots of the hosts given"
+    idle = [host.name for host in spec.hosts if host.slots == 0]
+    if idle and not spec.num_servers:
+        yield f"hosts {', '.join(idle)} have 0 slots, which is for servers, and there are none"
     local = [host.name for host in spec.hosts if is_here(host.name)]
     away = [host.name for host in spec.hosts if host.name not in local]
     if len(local) > 1:

@@ -80,7 +80,8 @@ def host_for(spec: JobSpec, site: Site, empty: Sequence[int], host: Optional[str
             "number of clients"
         )
     ranks = Counter(h for w, h in enumerate(at) if w // size not in empty)
-    return host or min((each.name for each in spec.host_list), key=lambda name: ranks[name])
+    names = (each.name for each in spec.host_list if each.slots)
+    return host or min(names, key=lambda name: ranks[name])
 
 
 def with_client(site: Site, host: str) -> Site:

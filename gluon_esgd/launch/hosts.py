@@ -18,7 +18,7 @@ _OWN_LOOPBACK = {"127.0.0.1", "127.0.1.1"}
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and the number of workers that it takes."""
+    """A machine and the number of workers that it takes; one that takes none is for servers."""
 
     name: str
     slots: int = 1
@@ -60,8 +60,8 @@ def read_hostfile(path: str) -> Tuple[Host, ...]:
 def _host(entry: str) -> Host:
     match = _ENTRY.fullmatch(entry)
     slots = int(match[2] or "1") if match else 0
-    if match is None or not 1 <= slots <= _MOST_SLOTS or not match[1].isprintable():
-        raise ValueError(f"{entry!r:.60} must be NAME or NAME:SLOTS with 1 to {_MOST_SLOTS} slots")
+    if match is None or slots > _MOST_SLOTS or not match[1].isprintable():
+        raise ValueError(f"{entry!r:.60} must be NAME or NAME:SLOTS with 0 to {_MOST_SLOTS} slots")
     return Host(match[1], slots)
 
 

@@ -125,8 +125,14 @@ def client_process(spec: JobSpec, site: Site, client: int, life: int = 0) -> Pro
 
 
 def servers_at(spec: JobSpec) -> List[int]:
-    """Return for each server the number of its host; the scheduler is on the first."""
-    return [k % len(spec.host_list) for k in range(spec.num_servers)]
+    """Return for each server the number of its host; the scheduler is on the first.
+
+    They are on hosts without workers, in turn; where there is none of these, on all hosts.
+    """
+    hosts = spec.host_list
+    free = [number for number, host in enumerate(hosts) if host.slots == 0]
+    usable = free or range(len(hosts))
+    return [usable[k % len(usable)] for k in range(spec.num_servers)]
 
 
 def workers_at(spec: JobSpec, added: Sequence[str] = ()) -> List[str]:

@@ -122,6 +122,15 @@ def test_each_host_with_servers_or_leaders_has_a_station():
     assert servers_at(job) == [0, 1] and leader_at(job, 1) == 2
 
 
+def test_hosts_without_slots_are_for_servers():
+    job = spec(4, 2, hosts="a:2,s:0,b:2,t:0", servers=3)
+    assert servers_at(job) == [1, 3, 1] and leader_at(job, 1) == 2
+    stations = [p for p in plan(job, site(here=("a",))) if p.client is None]
+    assert [p.host for p in stations] == ["a", "s", "b", "t"]
+    clients = [" ".join(client_process(job, site(here=("a",)), k).argv) for k in (0, 1)]
+    assert not any(f"{host}:" in argv for argv in clients for host in "st")
+
+
 def test_compression_is_a_flag_or_the_users_variable():
     for process in plan(spec(2, 2, compression="fp16"), site()):
         assert read(process.env).compression == "fp16"

@@ -1,0 +1,142 @@
+"""Hosts of namespaces: what they are, what is left of them, and jobs on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gluon_esgd.launch import proc
+
+from .pool import ROOT, environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from cluster import Cluster, Network, why_impossible
+
+pytestmark = pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
+
+CLUSTER, EPOCH = (str(ROOT / "benchmarks" / name) for name in ("cluster.py", "epoch.py"))
+
+
+@pytest.fixture(scope="module")
+def racks():
+    network = Network(hosts=2, rate="1gbit", racks=2, uplink="20mbit", server_rate="20mbit")
+    with Cluster(network) as cluster:
+        yield cluster
+
+
+def say(cluster: Cluster, host: int, line: str) -> str:
+    process = cluster.start(host, ["sh", "-c", line], stdout=subprocess.PIPE)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return output.decode().strip()
+
+
+def test_hosts_have_names_processes_and_shared_memory_of_their_own(racks):
+    assert [say(racks, k, "hostname") for k in range(3)] == ["h1", "h2", "h3"]
+    say(racks, 0, "touch /dev/shm/mine")
+    assert say(racks, 0, "ls /dev/shm") == "mine" and say(racks, 1, "ls /dev/shm") == ""
+    assert int(say(racks, 1, "ls -d /proc/[0-9]* | wc -l")) < 10
+
+
+def test_the_remote_shell_passes_streams_and_exit_codes_on(racks):
+    line = f"echo in | {racks.shell} -q {racks.addresses[1]} 'read x; echo $x $(hostname); exit 7'"
+    assert say(racks, 0, f"{line}; echo $?") == "in h2\n7"
+    there = f"{racks.shell} -o Some=thing h2"
+    assert say(racks, 0, f"{there} 'kill -9 $$' </dev/null; echo $?") == "137"
+
+
+def test_a_killed_remote_shell_takes_the_streams_with_it(racks):
+    line = "echo up; cat; hostname > /dev/shm/ended"
+    process = racks.start(1, ["sh", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"up\n"
+    process.kill()
+    assert say(racks, 1, "while [ ! -s /dev/shm/ended ]; do sleep 0.05; done; echo yes") == "yes"
+    process.communicate(timeout=10)
+
+
+RECEIVE = """
+import socket
+connection, _ = socket.create_server(("0.0.0.0", 5000)).accept()
+count = 0
+while piece := connection.recv(65536):
+    count += len(piece)
+print(count)
+"""
+SEND = """
+import socket, sys, time
+while True:
+    try:
+        connection = socket.create_connection((sys.argv[1], 5000))
+        break
+    except OSError:
+        time.sleep(0.05)
+start = time.time()
+connection.sendall(bytes(1000000))
+connection.shutdown(1)
+connection.recv(1)
+print(time.time() - start)
+"""
+
+
+def test_bytes_cross_shaped_links_and_are_counted(racks):
+    before = racks.traffic()
+    run = [sys.executable, "-c"]
+    receiver = racks.start(1, [*run, RECEIVE], stdout=subprocess.PIPE)
+    sender = racks.start(0, [*run, SEND, racks.addresses[1]], stdout=subprocess.PIPE)
+    seconds = float(sender.communicate(timeout=60)[0])
+    assert int(receiver.communicate(timeout=60)[0]) == 1_000_000
+    after = racks.traffic()
+    for place, way in (("h1", "out"), ("rack 0", "out"), ("rack 1", "in"), ("h2", "in")):
+        assert 1_000_000 < after[place][way] - before[place][way] < 1_200_000, (place, way)
+    assert after["h3"]["in"] - before["h3"]["in"] < 10_000
+    assert seconds > 0.25  # 1 MB at 20 Mbit/s takes 0.4 s; 256 kB pass at once
+
+
+def test_nothing_is_left_of_a_killed_cluster():
+    line = "echo up; sleep 1000"
+    process = subprocess.Popen(
+        [sys.executable, CLUSTER, "--hosts", "2", "--", "sh", "-c", line], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    assert len(proc.descendants(process.pid)) > 5
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)  # the pipe of its output is closed when nobody has it any more
+
+
+@pytest.mark.parametrize(
+    ("network", "fault"),
+    [
+        ({"hosts": 0, "rate": "1gbit"}, "hosts is 0"),
+        ({"hosts": 3, "rate": "1gbit", "racks": 2, "uplink": "1mbit"}, "racks is 2"),
+        ({"hosts": 2, "rate": "1gbit", "racks": 2}, "uplink"),
+        ({"hosts": 2, "rate": "fast"}, "'fast' is no rate"),
+    ],
+)
+def test_a_network_that_cannot_be(network, fault):
+    with pytest.raises(ValueError, match=fault):
+        Network(**network)
+
+
+def test_an_epoch_by_mxnet_by_esgd_and_by_mpi_over_two_hosts(tmp_path: Path):
+    output = tmp_path / "epoch.json"
+    command = [sys.executable, EPOCH, "--quick", "--output", str(output)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    stock, elastic, mpi = json.loads(output.read_text())["rows"]
+    names = [row["name"] for row in (stock, elastic, mpi)]
+    assert names == ["MXNet dist_sync", "mpi-ESGD", "mpi-SGD"]
+    size = 1e6
+    # Two of four workers are away from the server: pushed and pulled in each step.
+    assert 2 * size < stock["busiest_link_bytes"] < 2.4 * size
+    assert elastic["exchanges"] >= 2 and 0.2 * size < elastic["busiest_link_bytes"] < size
+    assert size < mpi["busiest_link_bytes"] < 1.2 * size  # 2 (N - 1) / N of it, N = 2
+    for row in (stock, elastic, mpi):
+        assert row["step_s"] > 0 and row["cpu_s"]["workers"] > 0
