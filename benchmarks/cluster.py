@@ -33,7 +33,10 @@ __all__ = ["Cluster", "Network", "counters", "fill_in", "why_impossible"]
 
 HOST = Path(__file__).with_name("cluster_host.py")
 LIMIT_S = 20.0  # to make a host, and to end it
-BURST, QUEUE = "256kb", "50ms"  # of tbf: what may pass at once; how long a packet may wait
+# Of tbf: what may pass at once; how long a packet waits in the switch, which then drops it as
+# switches do; how much waits in a host. Hosts drop nothing: the kernel would tell TCP, which gives
+# a connection up that had no luck 15 times, and ps-lite then waits for what was in it for ever.
+BURST, SWITCH_QUEUE, HOST_QUEUE = "256kb", "latency 50ms", "limit 64mb"
 SWITCH = ["unshare", "--net", "--fork", "--kill-child"]
 NAMESPACES = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
 
@@ -180,7 +183,7 @@ class Cluster:
             bridge, rate = _place(self.network, k)
             _in_network(self._switch, [*_port(f"p{k}", bridge), _shape(f"p{k}", rate)])
             own = [f"ip addr add {self.addresses[k]}/24 dev e0", "ip link set lo up"]
-            _in_network(pid, [*own, "ip link set e0 up", _shape("e0", rate)])
+            _in_network(pid, [*own, "ip link set e0 up", _shape("e0", rate, HOST_QUEUE)])
 
 
 def _place(network: Network, host: int) -> Tuple[str, str]:
@@ -208,8 +211,8 @@ def _port(end: str, bridge: str) -> List[str]:
     return [f"ip link set {end} master {bridge}", f"ip link set {end} up"]
 
 
-def _shape(end: str, rate: str) -> str:
-    return f"tc qdisc add dev {end} root tbf rate {rate} burst {BURST} latency {QUEUE}"
+def _shape(end: str, rate: str, queue: str = SWITCH_QUEUE) -> str:
+    return f"tc qdisc add dev {end} root tbf rate {rate} burst {BURST} {queue}"
 
 
 def _in_network(pid: int, lines: Sequence[str]) -> None:

@@ -13,21 +13,17 @@ bytes are read from the interfaces.
 
 import argparse
 import json
-import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from cluster import Cluster, Network
+from cluster_job import launch, launch_stock
 from common import describe, write
 
 WORKER = Path(__file__).with_name("epoch_worker.py")
-STOCK_PORT = 9100
 WARM_UP = 2  # steps; the first one waits for all, and fills the center
 LIMIT_S = 900.0
 
@@ -107,11 +103,9 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, cluster: Cluster, megabytes: float) -> None:
         self._args, self._cluster, self._megabytes = args, cluster, megabytes
-        self._runs = 0
 
     def run(self, configuration: Configuration) -> Dict[str, Any]:
         """Run one job; return its figures."""
-        self._runs += 1
         steps = max(self._args.steps, configuration.interval)
         task = {
             "megabytes": self._megabytes,
@@ -123,13 +117,26 @@ class Bench:
         }
         with tempfile.TemporaryDirectory(prefix="epoch-") as folder:
             task["folder"] = folder
-            start = self._stock if configuration.is_stock else self._ours
-            start(configuration, task, folder)
+            self._launch(configuration, task)
             files = sorted(Path(folder).glob("worker*.json"))
             workers = [json.loads(file.read_text()) for file in files]
         if len(workers) != self._args.workers:
             raise SystemExit(f"{configuration}: {len(workers)} workers of {self._args.workers}")
         return self._figures(configuration, steps, workers)
+
+    def _launch(self, configuration: Configuration, task: Dict[str, Any]) -> None:
+        cluster, workers, servers = self._cluster, self._args.workers, configuration.servers
+        if configuration.is_stock:
+            launch_stock(cluster, workers, servers, WORKER, task, LIMIT_S)
+            return
+        flags = {
+            "--clients": configuration.clients,
+            "--servers": servers,
+            "--rule": configuration.rule,
+        }
+        if configuration.rule == "esgd":
+            flags["--interval"] = configuration.interval
+        launch(cluster, workers, flags, WORKER, task, LIMIT_S)
 
     def _figures(
         self, configuration: Configuration, steps: int, workers: List[Dict[str, Any]]
@@ -158,72 +165,6 @@ class Bench:
             "exchanges": sum(worker.get("exchanges", 0) for worker in workers),
             "late": sum(worker.get("late", 0) for worker in workers),
         }
-
-    def _ours(self, configuration: Configuration, task: Dict[str, Any], folder: str) -> None:
-        args, addresses = self._args, self._cluster.addresses
-        slots = args.workers // args.hosts
-        hosts = ",".join(f"{address}:{slots}" for address in addresses)
-        flags = {
-            "-n": args.workers,
-            "--clients": configuration.clients,
-            "--servers": configuration.servers,
-            "--rule": configuration.rule,
-            "--hosts": hosts,
-            "--remote-shell": self._cluster.shell,
-            "--job-dir": f"{folder}/job",
-            "--start-timeout": 600,
-        }
-        if configuration.rule == "esgd":
-            flags["--interval"] = configuration.interval
-        run = [sys.executable, "-m", "gluon_esgd.launch"]
-        run += [str(word) for flag in flags.items() for word in flag]
-        run += ["--env", "OMP_NUM_THREADS=1"]
-        limits = ["GLUON_ESGD_CENTER_LIMIT_S=600", "GLUON_ESGD_START_TIMEOUT_S=600"]
-        worker = [sys.executable, str(WORKER), json.dumps(task)]
-        job = self._cluster.start(0, ["env", *limits, *run, *worker], **_quiet(folder))
-        self._wait([job], folder)
-
-    def _stock(self, configuration: Configuration, task: Dict[str, Any], folder: str) -> None:
-        addresses = self._cluster.addresses
-        common = {
-            "DMLC_PS_ROOT_URI": addresses[0],
-            "DMLC_PS_ROOT_PORT": STOCK_PORT + self._runs,
-            "DMLC_NUM_SERVER": configuration.servers,
-            "DMLC_NUM_WORKER": self._args.workers,
-            "OMP_NUM_THREADS": 1,
-        }
-        roles = [("scheduler", 0)]
-        roles += [("server", k % len(addresses)) for k in range(configuration.servers)]
-        roles += [("worker", k) for k in range(self._args.workers)]
-        slots, jobs = self._args.workers // self._args.hosts, []
-        for role, k in roles:
-            host = k // slots if role == "worker" else k
-            env = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": addresses[host]}
-            bind = ["taskset", "-c", str(k % slots % 2)] if role == "worker" else []
-            words = [f"{name}={value}" for name, value in env.items()]
-            argv = ["env", *words, *bind, sys.executable, str(WORKER)]
-            argv.append(json.dumps({**task, "number": k}))
-            jobs.append(self._cluster.start(host, argv, **_quiet(folder)))
-        self._wait(jobs, folder)
-
-    def _wait(self, jobs: "List[subprocess.Popen[bytes]]", folder: str) -> None:
-        end = time.monotonic() + LIMIT_S
-        for job in jobs:
-            try:
-                code = job.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise SystemExit(f"no end after {LIMIT_S:g} s:\n{_tail(folder)}") from None
-            if code:
-                raise SystemExit(f"{shlex.join(job.args[-1:])}: exit code {code}:\n{_tail(folder)}")
-
-
-def _quiet(folder: str) -> Dict[str, Any]:
-    output = open(f"{folder}/output", "ab")  # noqa: SIM115 -- the process's
-    return {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-
-
-def _tail(folder: str) -> str:
-    return Path(folder, "output").read_text(errors="replace")[-6000:]
 
 
 def main() -> None:

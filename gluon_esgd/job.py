@@ -124,7 +124,7 @@ class Job:
 
     def finished(self, trainer: Any) -> None:
         """Forget a trainer that has finished by itself."""
-        self._unfinished = [t for t in self._unfinished if t() not in (None, trainer)]
+        self._unfinished = [t for t in self._unfinished if t() is not trainer]
 
     def _end(self) -> None:
         """Finish what a clean script left; a failure here must not pass for a good end."""
@@ -148,9 +148,12 @@ class Job:
             if self.world.mpi_is_over:
                 raise RuntimeError("call trainer.finish() before MPI.Finalize()")
             # Ranks that still train find out that this one has left; none is waited for in vain.
-            self.world.control.barrier("the end of the script")
-            for trainer in [reference() for reference in self._unfinished]:
-                if trainer is not None:
+            trainers = [reference() for reference in self._unfinished]
+            here = [trainer is not None for trainer in trainers]
+            # The collector does not come to all ranks at the same time.
+            everywhere = zip(*self.world.control.allgather(here, "the end of the script"))
+            for trainer, known in zip(trainers, everywhere):
+                if all(known):
                     trainer.finish()
 
 

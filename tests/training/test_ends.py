@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import signal
@@ -87,6 +88,24 @@ def test_a_clean_end_makes_the_last_exchange(shape: Shape) -> None:
     assert sorted(re.findall(r"worker (\d) made (\d)", ended.output)) == [
         (str(worker), "1") for worker in range(4)
     ]
+
+
+def one_rank_still_has_the_trainer() -> None:
+    from gluon_esgd import ElasticTrainer
+
+    net = network()
+    trainer = ElasticTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    x, y = batches()
+    train_step(net, trainer, x[0], y[0])
+    if worker_rank() == 1:
+        del trainer, net
+        gc.collect()
+
+
+@PURE
+def test_ranks_whose_collectors_differ_come_to_a_good_end() -> None:
+    ended = run_once(Shape(2), one_rank_still_has_the_trainer, timeout=30)
+    assert ended.code == 0, ended.output
 
 
 def last_step_fails(waits: str) -> None:
