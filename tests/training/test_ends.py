@@ -100,6 +100,7 @@ def train_a_little() -> None:
         loss = net(mx.nd.ones((4, 3)))
     loss.backward()
     trainer.step(4)
+    mx.nd.waitall()
     if worker_rank() == 0:
         atexit.register(print, trainer)  # so long it is known here
 
