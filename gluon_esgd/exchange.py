@@ -17,7 +17,7 @@ import numpy as np
 
 from .center import Box, ExchangeLost, Link, Mailbox, chunks_of
 from .center.given_up import close_with
-from .collectives import allreduce
+from .collectives import allreduce, plan
 from .counters import Counters
 from .engine import Lane, view, wait_to_write
 from .errors import CenterError
@@ -100,6 +100,8 @@ class CenterExchange:
         self._weights = weights
         self._flat = weights.flat()
         self._host = view(self._flat)[: weights.size]
+        self._lane.wait()
+        self._spread = plan("broadcast", self._host, self._world.comm, what="exchanges")
         self._world.on_leader(lambda: self._seed(contract, resumed), self._what("the start"))
         joined = self._world.broadcast(self._joined)
         self._started, self._resumed = True, None
@@ -242,7 +244,7 @@ class CenterExchange:
             self._counters.exchanges_skipped += self._status == _SKIPPED
             self._counters.exchanges_lost += self._status == _LOST
             return
-        comm.broadcast(self._host, "the broadcast of an exchange")
+        self._spread("the broadcast of an exchange")
         self._counters.exchanges += 1
         self._seen_at = time.monotonic()
         if self._mailbox is not None:

@@ -15,6 +15,8 @@ __all__ = ["among_messages", "choose", "choose_on_devices", "default", "settle"]
 # `gluon-esgd tune` on two cores with declared machines (2x2, 3x1, 2x1) under both MPI libraries.
 _RING_FROM_BYTES = 256 << 10
 _HIERARCHICAL_FROM_BYTES = 64 << 10
+# For each machine: a chain is worth it when it has more pieces than places.
+_CHAIN_FROM_BYTES = 1 << 20
 
 
 def choose(collective: str, nbytes: int, comm: Communicator, compresses: bool = False) -> str:
@@ -44,6 +46,8 @@ def default(collective: str, nbytes: int, comm: Communicator) -> str:
         return "local"
     if len(comm.nodes) == 1:
         return "shared"
+    if collective == "broadcast" and nbytes >= len(comm.nodes) * _CHAIN_FROM_BYTES:
+        return "hierarchical" if _several_each(comm) else "chain"
     if collective == "allreduce" and _several_each(comm) and nbytes >= _HIERARCHICAL_FROM_BYTES:
         return "hierarchical"
     return among_messages(collective, nbytes)

@@ -37,6 +37,7 @@ _MODULES = (
     "library",
     "local",
     "ring",
+    "chain",
     "shared",
     "hierarchical",
     "cuda",

@@ -21,7 +21,7 @@ OPERATIONS = ("sum", "mean", "min", "max", "weighted_mean", "weighted_sum")
 
 ALGORITHMS = {
     "allreduce": ["auto", "hierarchical", "library", "local", "ring", "shared"],
-    "broadcast": ["auto", "library", "local", "shared"],
+    "broadcast": ["auto", "chain", "hierarchical", "library", "local", "shared"],
     "reduce_scatter": ["auto", "library", "local", "ring", "shared"],
     "allgather": ["auto", "library", "local", "ring", "shared"],
 }

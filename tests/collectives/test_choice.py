@@ -72,7 +72,9 @@ def nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((2, 2), "allreduce", KB, "library"),
         ((2, 2), "allreduce", MB, "hierarchical"),
         ((3, 1), "allreduce", MB, "ring"),
-        ((2, 2), "broadcast", 64 * MB, "library"),
+        ((2, 2), "broadcast", MB, "library"),
+        ((2, 2), "broadcast", 2 * MB, "hierarchical"),
+        ((2, 1), "broadcast", 64 * MB, "chain"),
         ((1, 1), "allgather", 64 * MB, "ring"),
     ],
 )

@@ -72,6 +72,31 @@ def test_bytes_of_what_cannot_be_cut_evenly(pools: Pools, shape: Shape) -> None:
             assert abs(far) <= owners * 2 * (count - 1) * (1 + tail), (size, dtype, op)
 
 
+def _broadcast(size: int, root: int) -> int:
+    from gluon_esgd import world
+
+    comm = world().comm
+    room = memory(Case(size, "float32", "sum", "shared"), 1, comm)[0]
+    room[:] = comm.rank
+    made = plan("broadcast", room, comm, root=root, algorithm="hierarchical")
+    before = comm.sent_bytes
+    made()
+    assert (room == root).all()
+    return comm.sent_bytes - before
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_bytes_of_a_broadcast(pools: Pools, shape: Shape) -> None:
+    """Each machine passes one vector on, but the last."""
+    nodes, size = _nodes(shape), 24 << 14
+    for root in (0, shape.workers - 1):
+        sent = pools.get(shape).run(_broadcast, size, root)
+        of_nodes = [sum(ranks) for ranks in _by_node(sent, nodes)]
+        last = len(nodes) - 1 if root == 0 else len(nodes) - 2
+        assert of_nodes == [0 if k == last else 4 * size for k in range(len(nodes))]
+
+
 def _peers() -> int:
     from gluon_esgd import world
 
