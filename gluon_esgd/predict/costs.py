@@ -138,7 +138,8 @@ class Costs:
             out = both * self._sent + meetings * zone.spread_out * self._bytes
             busy_s = max(into, out) / self._cluster.rate(zone.kind)
             if busy_s > longest_s * (1 + 1e-9):
-                direction = "each way" if into == out else "in" if into > out else "out"
+                alike = math.isclose(into, out, rel_tol=1e-6)
+                direction = "each way" if alike else "in" if into > out else "out"
                 found = f"{zone.kind} {zone.number}", direction, max(into, out)
                 longest_s = busy_s
         return found

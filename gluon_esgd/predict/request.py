@@ -29,7 +29,7 @@ _FLAGS = (
     ("--workers", "N", "ranks of all clients together"),
     ("--hosts", "H", "that share them evenly (default: as many as workers)"),
     ("--clients", "C", "that divide the workers (default: all divisors are compared)"),
-    ("--servers", "S", "parameter servers, on the hosts in turn (default: 1)"),
+    ("--servers", "S", "parameter servers, on the hosts in turn (default: 1, with one client 0)"),
     ("--rule", "RULE", f"{', '.join(RULES)}; the last two are MXNet's own (default: esgd)"),
     ("--interval", "STEPS", "between exchanges (default: several are compared)"),
     ("--lazy", "STEPS", "from snapshot to application (default: 1; where compared, as needed)"),
@@ -107,15 +107,15 @@ def request_from(options: argparse.Namespace) -> Request:
     name, parameters = _network(reader, texts)
     work = Work(
         4.0 * parameters,
-        reader.need("compute_s", _zero_or_more, "a number of seconds of at least 0", 1.0),
+        reader.need("compute_s", _positive, "a number of seconds above 0", 1.0),
         reader.get("batch_size", _count, _COUNT, 32),
         reader.get("samples", _count, _COUNT, 1_281_167),
     )
     rule = reader.get(
         "rule", lambda told: _one_of(told, RULES), f"one of {', '.join(RULES)}", "esgd"
     )
-    servers = reader.get("servers", _whole, "an integer of at least 0", 1)
     clients, interval = (reader.get(flag, _count, _COUNT) for flag in ("clients", "interval"))
+    servers = reader.get("servers", _whole, "an integer of at least 0", 0 if clients == 1 else 1)
     compression = reader.get("compression", lambda told: _one_of(told, ("fp16",)), "fp16")
     more: Dict[str, Any] = {"half_floats": compression is not None}
     lazy = reader.get("lazy", _whole, "an integer of at least 0")
@@ -234,6 +234,12 @@ def _zero_or_more(told: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError
     return value
+
+
+def _positive(told: str) -> float:
+    if _zero_or_more(told) == 0:
+        raise ValueError
+    return float(told)
 
 
 def _quantity(told: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .cluster import Cluster
 from .configuration import Configuration
@@ -81,8 +81,12 @@ class _Places(NamedTuple):
 
     hosts: int
     per_host: int
-    per_rack: int
+    per_rack: Optional[int]
     server_hosts: int
+
+    def rack(self, host: int) -> int:
+        """Return the rack of a host; without racks all are in one, which is not looked at."""
+        return host // (self.per_rack or self.hosts)
 
 
 def layout_of(cluster: Cluster, configuration: Configuration) -> Layout:
@@ -100,8 +104,9 @@ def layout_of(cluster: Cluster, configuration: Configuration) -> Layout:
             f"workers {workers} must be at most {room}, the {cluster.workers_per_host} of each of "
             f"{cluster.hosts} hosts: give more hosts or more workers per host"
         )
-    rack = cluster.hosts_per_rack or cluster.hosts
-    places = _Places(cluster.hosts, cluster.workers_per_host, rack, cluster.server_hosts)
+    places = _Places(
+        cluster.hosts, cluster.workers_per_host, cluster.hosts_per_rack, cluster.server_hosts
+    )
     return _layout(places, workers, clients, servers)
 
 
@@ -168,18 +173,18 @@ def _layout(places: _Places, workers: int, clients: int, servers: int) -> Layout
         parallel = min(parallel, counts[0], counts[-1])
         first, last = start // per_host, (start + size - 1) // per_host
         hosts.add_client(range(first, last + 1), ring, len(counts))
-        racks.add_client(_racks(first, last, places.per_rack), ring, len(counts))
+        racks.add_client(range(places.rack(first), places.rack(last) + 1), ring, len(counts))
     for server in range(servers):
         if places.server_hosts:
             alone.servers[server % places.server_hosts] += 1
         else:
             hosts.servers[server % places.hosts] += 1
-            racks.servers[server % places.hosts // places.per_rack] += 1
+            racks.servers[places.rack(server % places.hosts)] += 1
     leaders = list(hosts.leaders.values())
     by_leaders = servers == 0 and len(leaders) > 1
     peer_members, peers = ring_share(leaders) if by_leaders else (1, 0.0)
     kinds = [("host", hosts), ("server host", alone)]
-    if places.per_rack < places.hosts:
+    if places.per_rack:
         kinds.insert(1, ("rack", racks))
     zones = [z for kind, loads in kinds for z in loads.zones(kind, clients, servers, peers)]
     return Layout(
@@ -201,10 +206,6 @@ def _counts(start: int, stop: int, per_host: int) -> List[int]:
         return [first]
     last = (stop - 1) % per_host + 1
     return [first, *[per_host] * ((stop - start - first - last) // per_host), last]
-
-
-def _racks(first: int, last: int, per_rack: int) -> range:
-    return range(first // per_rack, last // per_rack + 1)
 
 
 def _distinct(zones: Sequence[Zone]) -> Tuple[Zone, ...]:

@@ -58,7 +58,7 @@ class Work:
     def __post_init__(self) -> None:
         faults: List[str] = []
         number(faults, "parameter_bytes", self.parameter_bytes)
-        number(faults, "compute_s", self.compute_s, 0.0)
+        number(faults, "compute_s", self.compute_s)
         whole(faults, "batch_size", self.batch_size, 1)
         whole(faults, "samples_per_epoch", self.samples_per_epoch, 1)
         number(faults, "backward_share", self.backward_share, 0.0, 1.0)
