@@ -84,6 +84,10 @@ def test_constants_come_back_from_noisy_rows():
     assert max(abs(residual.step_error) for residual in guessed) > 0.2
 
 
+def test_rows_without_noise_are_explained():
+    assert calibrate(rows(), fit=FITTED).largest_error < 0.02
+
+
 def test_all_constants_may_be_fitted_at_once():
     told = compare(HELD_BACK, calibrate(rows(noise=0.03)).constants)
     assert max(abs(residual.step_error) for residual in told) < 0.15

@@ -12,6 +12,8 @@ import pytest
 from gluon_esgd.cli import main
 from gluon_esgd.launch.arguments import add_arguments, spec_from
 
+from ..pool import ROOT
+
 ISSUE = (
     "--model resnet50 --workers 12 --clients 2 --servers 2 --link 10g --compute-s 0.35 --hosts 6"
 )
@@ -38,6 +40,14 @@ def test_one_configuration_in_detail(plan):
     for word in ("step ", "epoch ", "exchange ", "busiest link   host 0", "bottleneck     compute"):
         assert f"  {word}" in out
     assert "*" not in out and "onvergence" not in out
+
+
+def test_the_page_shows_what_it_prints(plan):
+    text = (ROOT / "docs" / "predict.md").read_text()
+    line, printed = re.search(
+        r"^gluon-esgd plan (.*)\n```\n\n```\n(.*?)^```", text, re.M | re.S
+    ).groups()
+    assert plan(line)[1] == printed
 
 
 def test_a_table_of_clients_and_intervals_with_the_best_marked(plan):
