@@ -107,7 +107,7 @@ def request_from(options: argparse.Namespace) -> Request:
     name, parameters = _network(reader, texts)
     work = Work(
         4.0 * parameters,
-        reader.need("compute_s", _positive, "a number of seconds above 0", 1.0),
+        reader.need("compute_s", _seconds, "seconds from 1e-9 to 1e9", 1.0),
         reader.get("batch_size", _count, _COUNT, 32),
         reader.get("samples", _count, _COUNT, 1_281_167),
     )
@@ -236,8 +236,8 @@ def _zero_or_more(told: str) -> float:
     return value
 
 
-def _positive(told: str) -> float:
-    if _zero_or_more(told) == 0:
+def _seconds(told: str) -> float:
+    if not 1e-9 <= float(told) <= 1e9:
         raise ValueError
     return float(told)
 

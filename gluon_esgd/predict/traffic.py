@@ -131,15 +131,25 @@ class _Loads:
     spread_in: Dict[int, float] = field(default_factory=lambda: defaultdict(float))
     leaders: Dict[int, int] = field(default_factory=lambda: defaultdict(int))
     servers: Dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    ring_total: float = 0.0
+    spread_total: float = 0.0
 
     def add_client(self, zones: range, ring: float, hosts: int) -> None:
-        """Add a client of so many `hosts` in these zones; its leader is in the first one."""
+        """Add a client of so many `hosts` in these zones; its leader is in the first one.
+
+        Servers come before. Zones between the first and the last have no other client: of those
+        without servers one stands for all.
+        """
         self.leaders[zones.start] += 1
         if len(zones) == 1:
             return
         # Long vectors are scattered, then gathered around a ring: MPI's usual broadcast.
         gathered = (hosts - 1) / hosts
-        for zone in zones:
+        self.ring_total += ring * len(zones)
+        self.spread_total += gathered + len(zones) - 1
+        inner = zones[1:-1]
+        with_servers = max(0, len(self.servers) - inner.start)
+        for zone in (zones[0], *inner[: with_servers + 1], zones[-1]):
             self.ring[zone] += ring
             self.spread_in[zone] += gathered if zone == zones.start else 1.0
             self.spread_out[zone] += 2 * gathered if zone == zones.start else gathered
@@ -163,40 +173,58 @@ class _Loads:
 
 @lru_cache(maxsize=512)
 def _layout(places: _Places, workers: int, clients: int, servers: int) -> Layout:
-    size, per_host = workers // clients, places.per_host
-    hosts, racks, alone = _Loads(), _Loads(), _Loads()
-    members, parallel, most_hosts = 1, per_host, 1
-    for start in range(0, workers, size):
-        counts = _counts(start, start + size, per_host)
-        number, ring = ring_share(counts) if len(counts) > 1 else (1, 0.0)
-        members, most_hosts = max(members, number), max(most_hosts, len(counts))
-        parallel = min(parallel, counts[0], counts[-1])
-        first, last = start // per_host, (start + size - 1) // per_host
-        hosts.add_client(range(first, last + 1), ring, len(counts))
-        racks.add_client(range(places.rack(first), places.rack(last) + 1), ring, len(counts))
-    for server in range(servers):
-        if places.server_hosts:
-            alone.servers[server % places.server_hosts] += 1
-        else:
-            hosts.servers[server % places.hosts] += 1
-            racks.servers[places.rack(server % places.hosts)] += 1
+    size = workers // clients
+    by_kind = {"host": _Loads(), "rack": _Loads(), "server host": _Loads()}
+    _place_servers(places, servers, by_kind)
+    members, parallel, client_hosts = _place_clients(places, workers, size, by_kind)
+    hosts = by_kind["host"]
     leaders = list(hosts.leaders.values())
     by_leaders = servers == 0 and len(leaders) > 1
     peer_members, peers = ring_share(leaders) if by_leaders else (1, 0.0)
-    kinds = [("host", hosts), ("server host", alone)]
-    if places.per_rack:
-        kinds.insert(1, ("rack", racks))
-    zones = [z for kind, loads in kinds for z in loads.zones(kind, clients, servers, peers)]
+    if places.per_rack is None:
+        del by_kind["rack"]
+    zones = [
+        zone for kind in by_kind for zone in by_kind[kind].zones(kind, clients, servers, peers)
+    ]
     return Layout(
         _distinct(zones),
         members,
         peer_members,
-        most_hosts,
-        min(size, per_host) if size > 1 else 0,
+        client_hosts,
+        min(size, places.per_host) if size > 1 else 0,
         parallel,
-        sum(hosts.ring.values()),
-        sum(hosts.spread_in.values()),
+        hosts.ring_total,
+        hosts.spread_total,
     )
+
+
+def _place_servers(places: _Places, servers: int, by_kind: Dict[str, _Loads]) -> None:
+    """Share the servers out over their hosts, in turn."""
+    kind, among = "host", places.hosts
+    if places.server_hosts:
+        kind, among = "server host", places.server_hosts
+    for host in range(min(servers, among)):
+        by_kind[kind].servers[host] = count = len(range(host, servers, among))
+        if kind == "host":
+            by_kind["rack"].servers[places.rack(host)] += count
+
+
+def _place_clients(
+    places: _Places, workers: int, size: int, by_kind: Dict[str, _Loads]
+) -> Tuple[int, int, int]:
+    """Add all clients; return what `Layout` calls ring_members, parallel and client_hosts."""
+    members, parallel, client_hosts = 1, places.per_host, 1
+    for start in range(0, workers, size):
+        counts = _counts(start, start + size, places.per_host)
+        number, ring = ring_share(counts)
+        if len(counts) > 1:
+            members, client_hosts = max(members, number), max(client_hosts, len(counts))
+            parallel = min(parallel, counts[0], counts[-1])
+        first, last = start // places.per_host, (start + size - 1) // places.per_host
+        by_kind["host"].add_client(range(first, last + 1), ring, len(counts))
+        racks = range(places.rack(first), places.rack(last) + 1)
+        by_kind["rack"].add_client(racks, ring, len(counts))
+    return members, parallel, client_hosts
 
 
 def _counts(start: int, stop: int, per_host: int) -> List[int]:

@@ -39,8 +39,8 @@ class Work:
     parameter_bytes : float
         Of all parameters as float32, running statistics included: 4 for each.
     compute_s : float
-        Of one step of one worker without communication, measured with all workers of a host (of
-        the machine, where hosts are pretended) at work.
+        Of one step of one worker without communication, a nanosecond at least; measured with all
+        workers of a host (of the machine, where hosts are pretended) at work.
     batch_size : int
         Samples of one worker in a step.
     samples_per_epoch : int
@@ -58,7 +58,7 @@ class Work:
     def __post_init__(self) -> None:
         faults: List[str] = []
         number(faults, "parameter_bytes", self.parameter_bytes)
-        number(faults, "compute_s", self.compute_s)
+        number(faults, "compute_s", self.compute_s, 1e-9)
         whole(faults, "batch_size", self.batch_size, 1)
         whole(faults, "samples_per_epoch", self.samples_per_epoch, 1)
         number(faults, "backward_share", self.backward_share, 0.0, 1.0)

@@ -329,7 +329,7 @@ def test_thousands_of_workers():
         (lambda: Constants(efficiency=1.5), "efficiency 1.5 must be a number above 0, 1 at most"),
         (lambda: Constants(latency_s=-1), "latency_s -1 must be a number of at least 0"),
         (lambda: Work(1, 1, backward_share=2), "backward_share 2 must be a number of at least 0"),
-        (lambda: Work(1, 0), "compute_s 0 must be a number above 0"),
+        (lambda: Work(1, 0), "compute_s 0 must be a number of at least 1e-09"),
         (lambda: recommend(work(), cluster(), "dist_sync", 4), "must be one of sgd, asgd, esgd"),
     ],
 )  # fmt: skip

@@ -116,8 +116,9 @@ def counted(on, workers, clients, servers):
 def shapes(count):
     for seed in range(count):
         draw = random.Random(seed)
-        hosts, per_host = draw.randint(1, 7), draw.randint(1, 4)
-        clients = draw.randint(1, hosts * per_host)
+        hosts, per_host = draw.randint(1, 14), draw.randint(1, 4)
+        clients = draw.choice([1, 2, draw.randint(1, hosts * per_host)])
+        clients = min(clients, hosts * per_host)
         workers = clients * draw.randint(1, hosts * per_host // clients)
         per_rack = draw.choice([None, None, draw.randint(1, hosts)])
         on = cluster(
@@ -128,7 +129,7 @@ def shapes(count):
 
 
 def test_loads_are_those_of_all_messages_counted():
-    for on, workers, clients, servers in shapes(300):
+    for on, workers, clients, servers in shapes(500):
         rings, pushes = counted(on, workers, clients, servers)
         wanted = {
             (kind, *(round(load[zone, way], 9) for load, way in
