@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, NamedTuple, Tuple
 
 from .cluster import Cluster
@@ -12,6 +12,9 @@ from .costs import Costs
 from .work import Work
 
 __all__ = ["Prediction", "predict"]
+
+
+_TURNS = 20  # from one estimate to the next; the difference halves at least each time
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def predict(work: Work, cluster: Cluster, configuration: Configuration) -> Predi
     costs = Costs(work, cluster, configuration)
     rounds_s = _rounds_s(costs, cluster, configuration)
     comm_s = costs.allreduce_s + rounds_s
+    compute_s = _computing_s(work, cluster, configuration, comm_s, costs.pieces)
+    work = replace(work, compute_s=compute_s)
     step_s = _overlapped(work, comm_s, costs.pieces)
     exchange = _Exchange(steps=1.0 if rounds_s else math.inf)
     if configuration.exchanges:
@@ -151,6 +156,28 @@ def _overlapped(work: Work, comm_s: float, pieces: int, cores_s: float = 0.0) ->
     forward_s = work.compute_s - backward_s
     by_compute = backward_s + cores_s + comm_s / pieces
     return forward_s + max(by_compute, backward_s / pieces + comm_s)
+
+
+def _computing_s(
+    work: Work, cluster: Cluster, configuration: Configuration, comm_s: float, pieces: int
+) -> float:
+    """Return what compute takes where hosts are pretended, on cores that not all want at once.
+
+    `Work.compute_s` is that of all workers at once. Clients that do not wait for each other meet
+    by chance: beside the workers of one, those of the other p - 1 compute for the share of a step
+    that compute takes. The time goes with how many compute at once, down to one for each core.
+    """
+    workers, clients, servers, _ = configuration.counts
+    free = (configuration.exchanges and servers > 0) or configuration.rule == "dist_async"
+    computing_s = work.compute_s
+    if cluster.cores is None or not free:
+        return computing_s
+    most = max(cluster.cores, workers)
+    for _ in range(_TURNS):
+        step_s = _overlapped(replace(work, compute_s=computing_s), comm_s, pieces)
+        at_once = workers * (1 + (clients - 1) * computing_s / step_s) / clients
+        computing_s = max(1e-9, work.compute_s * max(cluster.cores, at_once) / most)
+    return computing_s
 
 
 def _rounds_s(costs: Costs, cluster: Cluster, configuration: Configuration) -> float:
