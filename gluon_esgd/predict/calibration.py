@@ -26,7 +26,7 @@ __all__ = [
 
 _VERSION = 1
 _OUTLIER = 0.2  # a row that is off by more counts by its distance, not by the square of it
-_ANCHOR = 1e-4  # keeps what the rows say nothing of where it was
+_BETTER = 1e-9  # by so much a loss must fall, else it is rounding
 _LEAST = 1e-7  # below which a cost in seconds, or a share, is as good as 0
 
 
@@ -157,26 +157,18 @@ def calibrate(
         raise ValueError(f"fit names {', '.join(strange)}, which Constants does not have")
     if not measurements:
         raise ValueError("measurements is empty: give at least one")
-    begun = start or Constants()
 
     def loss(constants: Constants) -> float:
         rows = compare(measurements, constants)
-        misfit = sum(_huber(math.log(r.predicted_s / r.measurement.step_s)) for r in rows)
-        return misfit / len(rows) + _ANCHOR * _drift(begun, constants, names)
+        return sum(_huber(math.log(r.predicted_s / r.measurement.step_s)) for r in rows)
 
-    found = _descend(begun, names, loss)
+    found = _descend(start or Constants(), names, loss)
     return Calibration(found, compare(measurements, found))
 
 
 def _huber(error: float) -> float:
     far = abs(error)
     return far * far if far <= _OUTLIER else _OUTLIER * (2 * far - _OUTLIER)
-
-
-def _drift(begun: Constants, now: Constants, names: Sequence[str]) -> float:
-    """How far constants have gone from where they were, in squares of factors of e."""
-    pairs = ((getattr(begun, name), getattr(now, name)) for name in names)
-    return sum(math.log((a + _LEAST) / (b + _LEAST)) ** 2 for a, b in pairs) / 100
 
 
 def _descend(
@@ -190,7 +182,7 @@ def _descend(
             for change in (factor, 1 / factor):
                 tried = _scaled(constants, name, change)
                 value = loss(tried)
-                if value < best:
+                if value < best * (1 - _BETTER):
                     constants, best = tried, value
                     break
         if best > before * (1 - 1e-3):

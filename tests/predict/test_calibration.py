@@ -94,6 +94,15 @@ def test_all_constants_may_be_fitted_at_once():
 
 
 def test_a_row_that_went_wrong_spoils_little():
+    rings = [row(Configuration("sgd", 2 * n), n, 12.5 * MB, k * MB) for n in (2, 3, 4)
+             for k in (25, 50, 100)]  # fmt: skip
+    rings[0] = replace(rings[0], step_s=5 * rings[0].step_s)
+    start = replace(TRUE, efficiency=0.5)
+    found = calibrate(rings, start, ["efficiency"])
+    assert found.constants.efficiency == pytest.approx(TRUE.efficiency, rel=0.04)
+
+
+def test_a_row_that_went_wrong_spoils_little_among_many():
     spoiled = rows()
     spoiled[3] = replace(spoiled[3], step_s=5 * spoiled[3].step_s)
     found = calibrate(spoiled, fit=FITTED)

@@ -101,6 +101,14 @@ def test_a_broadcast_follows_where_a_client_has_several_hosts():
     assert told.parts["links shared with exchanges"] == pytest.approx(2 / per)
 
 
+def test_a_link_of_servers_alone_disturbs_no_ring():
+    on = cluster(server_hosts=1, server_link_bytes_per_s=1 * MB)
+    told = predict(work(), on, Configuration("esgd", 12, 2))
+    per = told.steps_per_exchange
+    assert told.exchange_s > 2 * 2 * 25
+    assert told.parts["links shared with exchanges"] == pytest.approx(2 / per)  # of a leader
+
+
 def test_a_ring_on_the_same_link_slows_an_exchange_down():
     busy = predict(work(), cluster(), Configuration("esgd", 12, 2))
     assert busy.exchange_s == pytest.approx(2 * 2 / (1 - 1 / 2))
@@ -307,6 +315,17 @@ def test_what_is_recommended_is_cheap_and_in_time(link, rule):
             assert late or c.prediction.step_s > 1.03 * plain
     # What is clearly faster has no interval of its own that is cheap, or pays for a longer one.
     assert {c.configuration.clients for c in choices} == {1, 2, 3, 4, 6, 12}
+
+
+def test_an_interval_that_is_cheap_since_exchanges_are_late_is_not_recommended():
+    of, on = work(compute_s=10.0), cluster(link=1 * MB)  # 10 x 25 s to push, as much to pull
+    choices = recommend(of, on, "esgd", 12, clients=[12])
+    (best,) = [choice for choice in choices if choice.is_best]
+    assert (best.configuration.interval, best.configuration.lazy) == (64, 51)
+    assert best.prediction.parts["wait for exchanges"] == 0
+    one = recommend(of, on, "esgd", 12, clients=[12], intervals=[16], lazy=2)[0]
+    assert one.configuration.lazy == 2 and one.prediction.step_s < 1.03 * of.compute_s
+    assert one.prediction.steps_per_exchange > 16
 
 
 def test_slow_networks_get_clients_and_fast_ones_pure_mpi():

@@ -75,6 +75,14 @@ def test_racks_share_an_uplink():
     assert (one.busiest_link, one.step_s) == ("rack 0", pytest.approx(2 * 5 / 6 * 25))
 
 
+def test_leaders_of_one_rack_need_no_uplink():
+    on = cluster(12, 1, hosts_per_rack=6, uplink_bytes_per_s=1.0)
+    near = Configuration("sgd", 6, 6, servers=0)
+    assert carried(near, on) == ("host 0", "each way", 2 * 5 / 6 * B)
+    far = Configuration("sgd", 12, 12, servers=0)
+    assert carried(far, on) == ("rack 0", "each way", 2 * 11 / 12 * B)
+
+
 def test_which_ring_it_is():
     assert ring_share([2, 2, 2]) == (3, pytest.approx(4 / 3))
     assert ring_share([2, 1]) == (3, pytest.approx(4 / 3))  # of ranks, since a host has one
