@@ -121,19 +121,16 @@ def _choice(
 
 def _cheap(row: Sequence[Choice], work: Work, cluster: Cluster) -> Tuple[Choice, bool]:
     """Return the first of choices by interval whose exchanges cost little, and whether they do."""
-    never = replace(row[-1].configuration, interval=_NEVER) if _meets(row) else None
+    longest = row[-1]
+    if not longest.configuration.exchanges:
+        return longest, True
+    never = replace(longest.configuration, interval=_NEVER)
+    bound_s = (1 + _CHEAP) * predict(work, cluster, never).step_s
     for choice in row:
-        if never is None:
-            return choice, True
         in_time = choice.prediction.steps_per_exchange == choice.configuration.interval
-        plain_s = predict(work, cluster, never).step_s
-        if in_time and choice.prediction.step_s <= (1 + _CHEAP) * plain_s:
+        if in_time and choice.prediction.step_s <= bound_s:
             return choice, True
-    return row[-1], False
-
-
-def _meets(row: Sequence[Choice]) -> bool:
-    return row[0].configuration.exchanges
+    return longest, False
 
 
 def _best(candidates: Sequence[Tuple[Choice, bool]]) -> Choice:

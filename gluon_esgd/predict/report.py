@@ -18,8 +18,8 @@ _ROWS = 20
 _CONVERGENCE = """\
 Convergence also matters: more clients and longer intervals need more steps to the same accuracy
 (docs/choosing.md). So * is not the first row: it has the shortest interval with which exchanges are
-in time and cost 3 per cent of a step at most, and of the numbers of clients whose steps are then
-within 5 per cent of the shortest the smallest."""
+in time and cost 3 per cent of a step at most (where there is none, the longest), and of the numbers
+of clients whose steps are then within 5 per cent of the shortest the smallest."""
 
 
 def text(
