@@ -52,8 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "checkpoint":
-        return import_module(".checkpoint", __name__)
+    if name in ("checkpoint", "predict"):
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -8,6 +8,7 @@ from typing import Optional, Sequence
 
 from . import data_command
 from .launch import arguments, doctor, status
+from .predict import command as predict_command
 from .tune import command
 
 __all__ = ["main"]
@@ -30,6 +31,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     doctor.add_command(commands)
     command.add_command(commands)
     data_command.add_command(commands)
+    predict_command.add_command(commands)
     options = parser.parse_args(argv)
     return int(options.go(options))
 

@@ -1,4 +1,4 @@
-"""Command lines of ``gluon-esgd run``, ``tune`` and ``doctor``; nothing is started."""
+"""Command lines of ``gluon-esgd run``, ``tune``, ``plan`` and ``doctor``; nothing is started."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ RUN = [
     "run -n 6 --clients 3 --max-restarts 3 --min-clients 2 --grace 9 --resume jobs python train.py",
 ]
 TUNE = ["tune -n 2,4 --sizes 1K,64K,16M --time-limit 60 --output table.json --mpiexec /bin/true"]
+PLAN = [
+    "plan --model resnet50_v1 --workers 12 --clients 2 --servers 2 --link 10g --compute-s 0.35",
+    "plan --parameters 25.6M --workers 12 --hosts 6 --link 2.5g --compute-s 1 --interval 64 --json",
+    "plan --model vgg16 --workers 8 --link 1g --compute-s 1 --rule dist_sync --server-link 100m",
+    "plan --model vgg16 --workers 8 --link 1g --compute-s 1 --hosts-per-rack 2 --uplink 1g",
+]
 DOCTOR = ["doctor", "doctor --help"]
 
 
@@ -95,8 +101,9 @@ def changed(random, line):
 
 
 @pytest.mark.parametrize(
-    ("lines", "first", "count"), [(RUN, 0, 700), (TUNE, 5000, 200), (DOCTOR, 8000, 60)],
-    ids=["run", "tune", "doctor"],
+    ("lines", "first", "count"),
+    [(RUN, 0, 700), (TUNE, 5000, 200), (PLAN, 6000, 300), (DOCTOR, 8000, 60)],
+    ids=["run", "tune", "plan", "doctor"],
 )  # fmt: skip
 def test_any_command_line_is_planned_or_refused(lines, first, count):
     cases = Cases()
