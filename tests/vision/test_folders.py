@@ -93,7 +93,6 @@ def test_ranks_that_see_other_files_are_an_error_on_all(pools: Any, tmp_path: Pa
 
 
 def test_what_differs_is_said_with_sizes() -> None:
-
     both = {"cat/a": 1, "cat/b": 2000}
     said = _difference("val/cat", both, {"cat/a": 1}, 3)
     assert said == "val/cat/b: 2,000 bytes on rank 0, not there on rank 3"
