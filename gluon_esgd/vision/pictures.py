@@ -164,8 +164,11 @@ def shorter_side(size: int) -> int:
 def input_rate(pictures: PictureData, limit_s: float = 2.0) -> float:
     """Read batches for `limit_s` seconds at most, without a network; return pictures per second.
 
-    Of this rank, with all others doing the same. The epoch begins again afterwards.
+    Of this rank, with all others doing the same. The epoch begins again afterwards. In a client
+    that is started again nothing is read, and the rate is nan.
     """
+    if world().settings.life > 0:
+        return float("nan")
     batches, count, start = iter(pictures.train), 0, 0.0
     for data, _ in batches:
         data.wait_to_read()

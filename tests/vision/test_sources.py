@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -151,6 +152,13 @@ def test_the_rate_of_input_leaves_the_epoch_as_it_was(records: Path) -> None:
     pictures = open_pictures(str(records), batch_size=SIZE, image_size=8)
     assert input_rate(pictures) > 0
     assert pictures.sampler.epoch == 0
+
+
+def test_a_client_that_is_started_again_measures_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = SimpleNamespace(settings=SimpleNamespace(life=1))
+    monkeypatch.setattr("gluon_esgd.vision.pictures.world", lambda: me)
+    pictures: Any = SimpleNamespace(train=iter(lambda: pytest.fail("it reads"), None))
+    assert math.isnan(input_rate(pictures))
 
 
 def test_noise_has_the_form_of_pictures() -> None:
