@@ -12,7 +12,7 @@ from mxnet import gluon
 from mxnet.gluon.data.dataloader import default_batchify_fn
 
 from ..data import ShardSampler
-from ..data.decoding import torn
+from ..data.decoding import decoded
 from ..data.folders import Pictures
 from ..topology import world
 from .one_listing import list_alike
@@ -89,12 +89,9 @@ class _Files(gluon.data.Dataset):
             self._mine.cut = self._make_cut()
         with open(path, "rb") as file:
             image = file.read()
-        fault = torn(image)  # where MXNet would fill up with grey
-        if fault is not None:
-            raise ValueError(f"{path}: {fault}")
         try:
-            picture = normalize(self._mine.cut(mx.image.imdecode(image)))
-            picture.wait_to_read()  # else whoever waits for the batch would meet the error
-        except mx.base.MXNetError as error:
-            raise ValueError(f"{path} cannot be decoded: {str(error).splitlines()[-1]}") from None
-        return picture, np.float32(self._pictures.labels[index])
+            picture = decoded(image)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        label = np.float32(self._pictures.labels[index])
+        return normalize(self._mine.cut(picture)), label

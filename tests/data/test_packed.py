@@ -57,6 +57,13 @@ def test_a_copy_with_a_gap_is_not(files, monkeypatch, first, last):
     assert not is_as_packed(files / "train.rec")
 
 
+@pytest.mark.parametrize("record", [0, 29])
+def test_first_and_last_record_are_always_looked_at(files, monkeypatch, record):
+    monkeypatch.setattr(packed, "SAMPLE", 2)
+    write(files / "train.rec", offsets(files)[record] + 4, b"\x01")
+    assert not is_as_packed(files / "train.rec")
+
+
 def test_a_changed_byte_of_a_picture_is_left_to_the_reader(files):
     write(files / "train.rec", offsets(files)[15] + 100, b"\0\1\2")
     assert is_as_packed(files / "train.rec")
