@@ -36,8 +36,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", type=Path, help="folder with train.rec and val.rec")
     parser.add_argument("--readers", type=int, default=2, help="processes that read, at most")
+    parser.add_argument("--threads", type=int, help="that decode, in each of them")
     parser.add_argument("--output", type=Path, help="file for the result, JSON")
-    parser.add_argument("--turn", choices=["bare", "read"], help=argparse.SUPPRESS)
+    parser.add_argument("--turn", choices=["bare", "read"], help="this alone, and its images/s")
     return parser.parse_args()
 
 
@@ -78,8 +79,8 @@ def read(args: argparse.Namespace) -> float:
     """Read training batches without a network; return images/s."""
     from gluon_esgd import vision
 
-    size = {"batch_size": args.batch_size, "image_size": args.image_size}
-    return vision.input_rate(vision.open_pictures(str(args.data), **size), limit_s=5.0)
+    how = {name: getattr(args, name) for name in ("batch_size", "image_size", "threads")}
+    return vision.input_rate(vision.open_pictures(str(args.data), **how), limit_s=5.0)
 
 
 def turn(name: str) -> List[str]:

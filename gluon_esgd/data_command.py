@@ -111,8 +111,7 @@ def _pack(folder: str, arguments: Any) -> int:
         with _heard():
             packed = pack_folder(folder, **arguments)
     except BrokenPicturesError as error:
-        text = str(error).replace("skip_broken", "--skip-broken")
-        print(f"gluon-esgd data: {text}", file=sys.stderr)
+        print(f"gluon-esgd data: {error.told('--skip-broken')}", file=sys.stderr)
         return 1
     print(_told(packed))
     return 0

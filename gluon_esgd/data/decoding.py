@@ -8,7 +8,7 @@ from typing import Optional
 
 import mxnet as mx
 
-__all__ = ["image_fault", "picture_fault", "torn"]
+__all__ = ["decoded", "image_fault", "picture_fault", "torn"]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
@@ -26,18 +26,34 @@ def image_fault(record: bytes) -> Optional[str]:
 
 def picture_fault(image: bytes) -> Optional[str]:
     """Say why a file's content is no image that MXNet decodes; None where it is one."""
+    try:
+        decoded(image)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def decoded(image: bytes) -> mx.nd.NDArray:
+    """Return a file's content as a picture of uint8, shape (height, width, 3).
+
+    Raises
+    ------
+    ValueError
+        It is none, or a part of it is missing: MXNet would often keep quiet.
+    """
     fault = torn(image)
     if fault is not None:
-        return fault
+        raise ValueError(fault)
     if image[:2] == _JPEG:
         # MXNet reads the size by itself where JFIF's header comes first, and then keeps quiet
         # about what the decoder refuses; with a comment in between it asks the decoder.
         image = _JPEG + _COMMENT + image[2:]
     try:
-        mx.image.imdecode(image).wait_to_read()
+        picture = mx.image.imdecode(image)
+        picture.wait_to_read()
     except Exception as error:  # MXNet's own
-        return _no_image(error)
-    return None
+        raise ValueError(_no_image(error)) from None
+    return picture
 
 
 def torn(image: bytes) -> Optional[str]:

@@ -6,17 +6,18 @@ import hashlib
 import os
 from array import array
 from dataclasses import dataclass, replace
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-__all__ = ["Listing", "Pictures", "list_folder", "shown"]
+__all__ = ["Listing", "Pictures", "list_folder", "listed", "shown"]
 
 # Of what MXNet or, with resizing, Pillow can decode. What MXNet cannot is told as a broken
 # picture: left out without a word it would be missed only when accuracy is.
 _DECODED = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".tif", ".tiff")
 _SUFFIXES = (*_DECODED, ".webp", ".gif", ".ppm", ".pgm")
 _TRAIN, _VAL = "train", "val"
+_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,13 @@ def list_folder(folder: str, validation: Optional[float] = None, seed: int = 0) 
     if val_root is not None:
         return replace(listing, val=_val(val_root, root, classes, ignored))
     return listing if validation is None else _split(listing, validation, seed)
+
+
+def listed(pictures: Sequence[Tuple[str, str]]) -> str:
+    """Return a line for each path and what is wrong with it, of the first twenty."""
+    lines = [f"{shown(path)}: {why}" for path, why in pictures[:_SHOWN]]
+    lines += [f"and {len(pictures) - _SHOWN} more"] if pictures[_SHOWN:] else []
+    return "".join(f"\n  - {line}" for line in lines)
 
 
 def shown(path: str) -> str:

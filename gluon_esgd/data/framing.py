@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Iterator, List, NamedTuple, Tuple, Union
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-__all__ = ["LARGEST", "Fault", "Scan", "content", "frame", "scan"]
+__all__ = ["LARGEST", "Fault", "Scan", "content", "ends_at", "frame", "scan"]
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _HEADER = struct.Struct("<II")
 _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 LARGEST = (1 << _LENGTH_BITS) - 1  # bytes that a part can hold
+_TELL_EVERY = 1024  # records
 
 Buffer = Union[mmap.mmap, bytes]
 
@@ -55,7 +56,7 @@ class _Broken(Exception):
         self.offset = offset
 
 
-def scan(data: Buffer) -> Scan:
+def scan(data: Buffer, tell: Callable[[int], object] = lambda offset: None) -> Scan:
     """Walk from header to header; after a fault go on where the next record begins.
 
     Where a header is lost the number of the records after it may be short by one or more.
@@ -64,9 +65,13 @@ def scan(data: Buffer) -> Scan:
     ----------
     data : mmap or bytes
         The whole file. Only headers are read, unless something is broken.
+    tell : callable, optional
+        Is now and then called with the offset that has been reached.
     """
     out, offset, number = Scan([], []), 0, 0
     while offset < len(data):
+        if number % _TELL_EVERY == 0:
+            tell(offset)
         try:
             end = list(_parts(data, offset))[-1].end
             out.records.append((number, offset, end))
@@ -75,6 +80,14 @@ def scan(data: Buffer) -> Scan:
             end = _next_record(data, offset + 1)
         offset, number = end, number + 1
     return out
+
+
+def ends_at(data: Buffer, offset: int) -> Optional[int]:
+    """Return where the record at `offset` ends; None where it is broken, or none begins."""
+    try:
+        return list(_parts(data, offset))[-1].end
+    except _Broken:
+        return None
 
 
 def content(data: Buffer, offset: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from tqdm import tqdm
 
-from .folders import Listing, Pictures, list_folder, shown
+from .folders import Listing, Pictures, list_folder, listed
 from .packing_folder import PackingFolder
 from .picture_pool import PicturePool
 from .record_writer import RecordWriter
@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 
 _COMMIT_S = 1.0  # what a kill costs, at most
 _BATCH_PICTURES, _BATCH_BYTES = 16, 4 << 20  # of one question to a process
-_SHOWN = 20
 
 
 class BrokenPicturesError(ValueError):
@@ -38,15 +37,20 @@ class BrokenPicturesError(ValueError):
     ----------
     pictures : list of (str, str)
         Path of each, and what is wrong.
+    empty : str, optional
+        The file for which no other picture is left.
     """
 
-    def __init__(self, pictures: Sequence[Tuple[str, str]], what: str = "") -> None:
-        self.pictures = list(pictures)
-        lines = [f"{shown(path)}: {why}" for path, why in pictures[:_SHOWN]]
-        lines += [f"and {len(pictures) - _SHOWN} more"] if pictures[_SHOWN:] else []
-        what = what or "mend them, or leave them out with skip_broken, at once"
-        listed = "".join(f"\n  - {line}" for line in lines)
-        super().__init__(f"{len(pictures)} broken picture(s): {what}:{listed}")
+    def __init__(self, pictures: Sequence[Tuple[str, str]], empty: Optional[str] = None) -> None:
+        self.pictures, self.empty = list(pictures), empty
+        super().__init__(self.told("skip_broken"))
+
+    def told(self, option: str) -> str:
+        """Return the message, where `option` is what leaves broken pictures out."""
+        what = f"mend them, or leave them out with {option}, at once"
+        if self.empty is not None:
+            what = f"no picture is left for {self.empty}"
+        return f"{len(self.pictures)} broken picture(s): {what}:{listed(self.pictures)}"
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ def _pack(
             raise BrokenPicturesError(refused)
         for name, writer in writers.items():
             if not writer.progress.records:
-                raise BrokenPicturesError(refused, f"no picture is left for {name}.rec")
+                raise BrokenPicturesError(refused, empty=f"{name}.rec")
         place.finish(writers, refused)
     return sum(len(pictures.paths) for pictures in rest.values())
 

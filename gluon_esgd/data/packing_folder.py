@@ -13,14 +13,15 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ..durable import write_whole
 from .folders import shown
+from .packed import CLASSES, LEFT_OUT, PACKED, TRAIN, VAL, index_digest
 from .record_writer import RecordWriter, Refused
+from .records import index_path
 
-__all__ = ["CLASSES", "PackingFolder"]
+__all__ = ["PackingFolder"]
 
 _log = logging.getLogger(__name__)
 
-_RECORDS = ("train.rec", "train.idx", "val.rec", "val.idx")
-CLASSES, _LEFT_OUT, _PACKED = "classes.txt", "left-out.txt", "packed.json"
+_RECORDS = tuple(name for rec in (TRAIN, VAL) for name in (rec, index_path(rec)))
 _LOCK = ".lock"
 _NAMES = {"listing": "the pictures in the folder"}  # of what a plan holds, else the argument's
 
@@ -76,7 +77,7 @@ class PackingFolder:
 
     def finished(self) -> Optional[Dict[str, Any]]:
         """Return what `finish` has noted if the same plan was carried out here before."""
-        done = _read(self._to / _PACKED)
+        done = _read(self._to / PACKED)
         if done is None or any(done.get(key) != self._plan[key] for key in self._plan):
             return None
         for name, size in done["bytes"].items():
@@ -144,16 +145,18 @@ class PackingFolder:
         write_whole(self._to / CLASSES, self._classes)
         if left_out:
             lines = "".join(f"{shown(path)}\t{why}\n" for path, why in left_out)
-            write_whole(self._to / _LEFT_OUT, lines.encode())
+            write_whole(self._to / LEFT_OUT, lines.encode())
         for name in sorted(writers, reverse=True):
             writers[name].move(self._to)
+        index = {name: index_digest(self._to / f"{name}.idx") for name in writers}
         done = {
             **self._plan,
             "records": {name: writers[name].progress.records for name in writers},
             "bytes": {name: writers[name].progress.rec_bytes for name in writers},
+            "index": index,
             "left_out": left_out,
         }
-        write_whole(self._to / _PACKED, json.dumps(done, indent=1).encode())
+        write_whole(self._to / PACKED, json.dumps(done, indent=1).encode())
         shutil.rmtree(self._parts)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..job import job
 from ..topology import world
+from .blame import broken_record
 from .record_shard import EqualBatches, RecordShard, end, record_shard
 from .records import Path
 from .share import checked_index
@@ -60,7 +61,8 @@ class RecordLoader:
     Raises
     ------
     FileNotFoundError, TypeError, ValueError
-        As `record_shard`; from the iteration what `make_reader` raises.
+        As `record_shard`; from the iteration what `make_reader` raises, and a ValueError that
+        names a record that cannot be read.
     """
 
     def __init__(
@@ -120,12 +122,23 @@ def _batches(
 ) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
     part = (shard.part_index + epoch) % shard.num_parts
     order, augmentation = _seeds(shard.seed, epoch), _seeds(shard.seed, epoch, 1 + part)
-    arguments = replace(shard, part_index=part, seed=order).arguments
-    reader = make_reader(**arguments, seed_aug=augmentation, prefetch_buffer=PREFETCH)
-    for batch in EqualBatches(reader, shard.batches_per_epoch):
+    mine = replace(shard, part_index=part, seed=order)
+    reader = make_reader(**mine.arguments, seed_aug=augmentation, prefetch_buffer=PREFETCH)
+    for batch in _named(EqualBatches(reader, shard.batches_per_epoch), mine):
         # Its arrays are written anew at the next call, which would wait for all that reads them.
         yield batch.data[0].copy(), batch.label[0].copy()
     end(reader)
+
+
+def _named(batches: EqualBatches, shard: RecordShard) -> Iterator[mx.io.DataBatch]:
+    """Yield batches; where a record cannot be read say which one it is."""
+    try:
+        yield from batches
+    except mx.base.MXNetError as error:
+        record = broken_record(shard)
+        if record is None:
+            raise
+        raise ValueError(record) from error
 
 
 def _seeds(*numbers: Any) -> int:

@@ -7,14 +7,17 @@ import mmap
 import os
 import re
 import struct
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+
+from tqdm import tqdm
 
 from .decoding import image_fault
 from .framing import Buffer, Fault, Scan, content, scan
 
-__all__ = ["check_records", "copy_good_records", "index_path", "write_index"]
+__all__ = ["check_records", "copy_good_records", "index_path", "mapped", "write_index"]
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +25,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 _SHOWN = 20  # faults in a message
 _AT_ONCE = 256  # records that wait to be decoded
+_QUIET_S = 5.0  # before a bar is shown
 _LINE = re.compile(r"([0-9]{1,18})\t([0-9]{1,18})")  # of an index
 
 
@@ -30,7 +34,13 @@ def index_path(path_rec: Path) -> str:
     return os.path.splitext(os.fspath(path_rec))[0] + ".idx"
 
 
-def check_records(path_rec: Path, path_idx: Optional[Path] = None, *, decode: bool = False) -> int:
+def check_records(
+    path_rec: Path,
+    path_idx: Optional[Path] = None,
+    *,
+    decode: bool = False,
+    progress: bool = False,
+) -> int:
     """Look for what would end a run late: broken records, a missing or a wrong index.
 
     Not collective; once, before the run, is enough. Headers alone are read, so this goes at
@@ -43,6 +53,8 @@ def check_records(path_rec: Path, path_idx: Optional[Path] = None, *, decode: bo
         The file and its index; the index is looked for beside it unless given.
     decode : bool, default False
         Decode every record as an image too, on all cores.
+    progress : bool, default False
+        Show a bar once the walk over the headers has taken five seconds.
 
     Returns
     -------
@@ -57,8 +69,9 @@ def check_records(path_rec: Path, path_idx: Optional[Path] = None, *, decode: bo
         If there is no `path_rec`.
     """
     path_rec, path_idx = os.fspath(path_rec), os.fspath(path_idx or index_path(path_rec))
-    with _mapped(path_rec) as data:
-        found = _examine(data, decode)
+    with mapped(path_rec) as data:
+        with _bar(path_rec, len(data), progress) as tell:
+            found = _examine(data, decode, tell)
         faults = [f"{path_rec}: {fault}" for fault in found.faults]
         faults += [f"{path_idx}: {fault}" for fault in _index_faults(path_idx, found)]
     _raise(path_rec, faults)
@@ -75,7 +88,7 @@ def largest_label(path_rec: Path) -> int:
     """
     path_rec, largest = os.fspath(path_rec), 0
     entries, _ = _entries(index_path(path_rec))
-    with _mapped(path_rec) as data:
+    with mapped(path_rec) as data:
         for entry in entries:
             # MXNet's own header behind that of the record: a flag that counts labels, and one.
             flag, label = struct.unpack_from("<If", data, entry.offset + 8)
@@ -104,7 +117,7 @@ def write_index(path_rec: Path, path_idx: Optional[Path] = None) -> int:
         If a record is broken: `copy_good_records` leaves it out.
     """
     path_rec = os.fspath(path_rec)
-    with _mapped(path_rec) as data:
+    with mapped(path_rec) as data:
         found = _examine(data, decode=False)
     _raise(path_rec, [f"{path_rec}: {fault}" for fault in found.faults])
     entries = [(str(number), begin) for number, begin, _ in found.records]
@@ -141,7 +154,7 @@ def copy_good_records(
         If no record is good.
     """
     path_rec, to_rec = os.fspath(path_rec), os.fspath(to_rec)
-    with _mapped(path_rec) as data:
+    with mapped(path_rec) as data:
         found = _examine(data, decode)
         if not found.records:
             _raise(path_rec, [f"{path_rec}: {fault}" for fault in found.faults])
@@ -159,7 +172,8 @@ def copy_good_records(
 
 
 @contextmanager
-def _mapped(path: str) -> Iterator[Buffer]:
+def mapped(path: str) -> Iterator[Buffer]:
+    """Map a file into memory, to be read only; an empty one is ``b""``."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
             yield b""
@@ -168,10 +182,26 @@ def _mapped(path: str) -> Iterator[Buffer]:
             yield data
 
 
-def _examine(data: Buffer, decode: bool) -> Scan:
+@contextmanager
+def _bar(path: str, size: int, shown: bool) -> Iterator[Callable[[int], object]]:
+    with tqdm(
+        desc=f"checking {os.path.basename(path)}",
+        total=size,
+        unit="B",
+        unit_scale=True,
+        delay=_QUIET_S,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,  # else lines of a log
+        disable=not shown,
+    ) as bar:
+        yield lambda offset: bar.update(offset - bar.n)
+
+
+def _examine(
+    data: Buffer, decode: bool, tell: Callable[[int], object] = lambda offset: None
+) -> Scan:
     if isinstance(data, mmap.mmap) and not decode:
         data.madvise(mmap.MADV_RANDOM)  # headers only: nothing that lies between is to be read
-    found = scan(data)
+    found = scan(data, tell)
     if not found.records and not found.faults:
         found.faults.append(Fault(0, 0, "the file is empty"))
     return _decoded(data, found) if decode else found

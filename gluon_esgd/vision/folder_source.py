@@ -12,8 +12,10 @@ from mxnet import gluon
 from mxnet.gluon.data.dataloader import default_batchify_fn
 
 from ..data import ShardSampler
-from ..data.folders import Pictures, list_folder
+from ..data.decoding import decoded
+from ..data.folders import Pictures
 from ..topology import world
+from .one_listing import list_alike
 from .pictures import PictureData, Reading, middle, normalize
 
 __all__ = ["has_class_folders", "open_folders"]
@@ -29,10 +31,12 @@ def has_class_folders(folder: str) -> bool:
 def open_folders(folder: str, how: Reading) -> PictureData:
     """Return the pictures below ``train/`` and ``val/``; see `open_pictures`.
 
-    Slower than records: each picture is a file to find, Gluon's transforms are Python, and MXNet
-    decodes in one thread unless ``MXNET_CPU_WORKER_NTHREADS`` says more.
+    All ranks list the folders, and must find the same. Slower than records: each picture is a file
+    to find, Gluon's transforms are Python, and MXNet decodes in one thread unless
+    ``MXNET_CPU_WORKER_NTHREADS`` says more.
     """
-    listing, me = list_folder(folder), world()
+    me = world()
+    listing = list_alike(folder, me)
     assert listing.val is not None, "has_class_folders has looked"
     sampler = ShardSampler(len(listing.train.paths), seed=how.seed)
     part = ShardSampler(
@@ -83,8 +87,11 @@ class _Files(gluon.data.Dataset):
         path = os.path.join(self._pictures.root, self._pictures.paths[index])
         if not hasattr(self._mine, "cut"):
             self._mine.cut = self._make_cut()
+        with open(path, "rb") as file:
+            image = file.read()
         try:
-            picture = normalize(self._mine.cut(mx.image.imread(path)))
-        except mx.base.MXNetError as error:
-            raise ValueError(f"{path} cannot be decoded: {str(error).splitlines()[-1]}") from None
-        return picture, np.float32(self._pictures.labels[index])
+            picture = decoded(image)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        label = np.float32(self._pictures.labels[index])
+        return normalize(self._mine.cut(picture)), label

@@ -12,8 +12,9 @@ from mxnet.gluon.model_zoo import vision
 
 __all__ = ["get_network", "zero_last_gamma"]
 
-# A residual block that ends in a BatchNorm; those of version 2 begin with theirs.
-_BLOCK = re.compile(r"(BasicBlock|Bottleneck)V1\w*")
+# A residual block that ends in a BatchNorm, Gluon's and GluonCV's; those of version 2 begin with
+# theirs. Without a number: ResNeSt and DLA.
+_BLOCK = re.compile(r"(BasicBlock|Bottleneck)(V1\w*)?")
 
 
 def get_network(name: str, num_classes: int) -> gluon.HybridBlock:

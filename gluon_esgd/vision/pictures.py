@@ -164,8 +164,11 @@ def shorter_side(size: int) -> int:
 def input_rate(pictures: PictureData, limit_s: float = 2.0) -> float:
     """Read batches for `limit_s` seconds at most, without a network; return pictures per second.
 
-    Of this rank, with all others doing the same. The epoch begins again afterwards.
+    Of this rank, with all others doing the same. The epoch begins again afterwards. In a client
+    that is started again nothing is read, and the rate is nan.
     """
+    if world().settings.life > 0:
+        return float("nan")
     batches, count, start = iter(pictures.train), 0, 0.0
     for data, _ in batches:
         data.wait_to_read()
@@ -183,8 +186,11 @@ def input_rate(pictures: PictureData, limit_s: float = 2.0) -> float:
 
 def reading_threads() -> int:
     """Return the cores that this rank has for its input; those it is bound to are its own."""
-    cores, settings = len(os.sched_getaffinity(0)), world().settings
-    if settings.bind == "cores":
+    me, cores = world(), len(os.sched_getaffinity(0))
+    if me.settings.bind == "cores":
         return cores
-    place = (settings.places or f"0/{world().machine_size}").split(";")[0]
-    return max(1, cores // int(place.partition("/")[2]))
+    ranks = me.machine_size
+    if me.settings.places is not None:  # one for each rank of this MPI job
+        places = me.settings.places.split(";")
+        ranks = int(places[me.worker_rank if me.settings.is_split else me.rank].partition("/")[2])
+    return max(1, cores // ranks)

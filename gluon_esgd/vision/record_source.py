@@ -9,16 +9,14 @@ from typing import Any
 import mxnet as mx
 
 from ..data import RecordLoader, check_records, record_shard
-from ..data.packing_folder import CLASSES
+from ..data.packed import CLASSES, TRAIN, VAL, is_as_packed
 from ..data.record_loader import PREFETCH
 from ..data.records import largest_label
-from ..resume import on_leader
 from ..topology import world
 from .pictures import MEAN, STD, Batches, PictureData, Reading, shorter_side
+from .together import on_each_machine
 
 __all__ = ["has_records", "open_records"]
-
-TRAIN, VAL = "train.rec", "val.rec"
 
 
 def has_records(folder: str) -> bool:
@@ -29,12 +27,12 @@ def has_records(folder: str) -> bool:
 def open_records(folder: str, how: Reading) -> PictureData:
     """Return the pictures of ``train.rec`` and ``val.rec``; see `open_pictures`.
 
-    The leader goes through the headers of both files first, except in a client that is started
-    again.
+    The first rank of the client on each machine checks both files before, except in a client that
+    is started again: a sample of records where they are as `pack_folder` made them, else all.
     """
     train_path, val_path = (os.path.join(folder, name) for name in (TRAIN, VAL))
     if world().settings.life == 0:
-        on_leader(world(), lambda: _check(train_path, val_path))
+        on_each_machine(world(), lambda: _check(train_path, val_path), "the check of records")
     reader = partial(
         mx.io.ImageRecordIter,
         data_shape=how.shape,
@@ -67,7 +65,8 @@ def _check(train_path: str, val_path: str) -> None:
             "--validation SHARE"
         )
     for path in (train_path, val_path):
-        check_records(path)
+        if not is_as_packed(path):
+            check_records(path, progress=world().is_main)
 
 
 def _num_classes(folder: str) -> int:

@@ -14,6 +14,7 @@ from PIL import Image
 from gluon_esgd.data import (
     BrokenPicturesError,
     check_records,
+    folders,
     pack_folder,
     packing,
     record_shard,
@@ -194,7 +195,7 @@ def test_broken_pictures_are_named_and_can_be_left_out(tmp_path, here, monkeypat
     os.mkfifo(folder / "blue" / "g.jpg")
     whys = [why for _, why in broken.values()]
     whys += ["a link that leads nowhere", "it is no regular file"]
-    monkeypatch.setattr(packing, "_SHOWN", 6)
+    monkeypatch.setattr(folders, "_SHOWN", 6)
     with pytest.raises(BrokenPicturesError) as caught:
         pack_folder(folder, to)
     said = str(caught.value).splitlines()

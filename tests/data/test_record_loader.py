@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -122,6 +123,35 @@ def test_too_many_clients_share_as_before(path: str, monkeypatch: Any, caplog: A
     )
     loader.share_anew()
     assert (loader.shard.num_parts, loader.shard.part_index, len(loader)) == (3, 2, 4)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_record_that_cannot_be_read_is_named(path: str, tmp_path: Any, part: int) -> None:
+    copy = tmp_path / "copy.rec"
+    shutil.copy(f"{path[:-4]}.idx", tmp_path / "copy.idx")
+    shutil.copy(path, copy)
+    offsets = [int(line.split()[1]) for line in (tmp_path / "copy.idx").read_text().splitlines()]
+    number = 12 * part + 5
+    with open(copy, "r+b") as file:
+        file.seek(offsets[number] + 8 + 24)
+        file.write(b"nothing to be seen")
+    loader = loaders(str(copy), 2, 4)[part]
+    with pytest.raises(
+        ValueError, match=f"copy.rec: record {number} at byte {offsets[number]}: no"
+    ):
+        list(loader)
+    loader.set_epoch(1)  # the other part
+    assert len(list(loader)) == 3
+
+
+def test_what_is_no_records_fault_stays_what_it_is(path: str) -> None:
+    def fails(**arguments: Any) -> Any:
+        reader = READER(**arguments)
+        reader.next = lambda: (_ for _ in ()).throw(mx.base.MXNetError("of the engine"))
+        return reader
+
+    with pytest.raises(mx.base.MXNetError, match="of the engine"):
+        list(RecordLoader(path, fails, batch_size=4))
 
 
 def test_epochs_take_no_memory(path: str) -> None:

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_esgd.data import check_records, copy_good_records, write_index
+from gluon_esgd.data import check_records, copy_good_records, framing, records, write_index
 from gluon_esgd.data.framing import content, scan
 
 from .pictures import write_pictures
@@ -53,6 +53,17 @@ def labels(path):
 
 def test_sound_files_give_their_number_of_records(rec):
     assert check_records(rec.path) == check_records(str(rec.path), rec.idx, decode=True) == 10
+
+
+def test_a_walk_that_lasts_shows_a_bar(rec, monkeypatch, capsys):
+    check_records(rec.path, progress=True)
+    assert capsys.readouterr().err == "", "it took no five seconds"
+    monkeypatch.setattr(records, "_QUIET_S", 0)
+    check_records(rec.path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(framing, "_TELL_EVERY", 3)
+    check_records(rec.path, progress=True)
+    assert "checking ten.rec" in capsys.readouterr().err
 
 
 def test_a_truncated_file(rec):

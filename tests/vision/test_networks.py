@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 import pytest
+from mxnet.gluon import nn
 
 from gluon_esgd.vision import get_network, zero_last_gamma
 
@@ -40,6 +41,19 @@ def test_a_block_with_gamma_zero_is_the_identity() -> None:
     block = net.features[4][0]  # without a shortcut of its own
     x = mx.nd.abs(mx.nd.random.normal(shape=(1, 64, 8, 8)))
     assert (block(x).asnumpy() == x.asnumpy()).all()
+
+
+@pytest.mark.parametrize(
+    "name, found", [("BottleneckV1b", 1), ("Bottleneck", 1), ("BasicBlockV2", 0), ("MyBlock", 0)]
+)
+def test_blocks_of_other_libraries(name: str, found: int) -> None:
+    block = type(name, (nn.HybridSequential,), {})()
+    block.norm, block.last, block.downsample = nn.BatchNorm(), nn.BatchNorm(), nn.BatchNorm()
+    net = nn.HybridSequential()
+    net.add(block)
+    assert zero_last_gamma(net) == found
+    begins = [norm.gamma.init for norm in (block.norm, block.last, block.downsample)]
+    assert begins == ["ones", "zeros" if found else "ones", "ones"]
 
 
 def test_an_unknown_name_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -134,14 +135,21 @@ def test_labels_that_are_no_classes_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bind, places, cores, threads",
-    [("cores", "0/4;1/4", 2, 2), ("none", "0/4;1/4", 8, 2), ("none", None, 8, 8)],
+    "bind, places, split, cores, threads",
+    [
+        ("cores", "0/4;1/4", False, 2, 2),
+        ("none", "0/4;1/4", False, 8, 2),
+        ("none", "0/4;0/2;1/2;0/1", False, 8, 4),
+        ("none", "0/4;0/2;1/2;0/1", True, 8, 8),
+        ("none", None, False, 8, 8),
+        ("none", "0/4;1/4", False, 2, 1),
+    ],
 )
 def test_threads_are_those_that_a_rank_has(
-    monkeypatch: pytest.MonkeyPatch, bind: str, places: Any, cores: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, bind: str, places: Any, split: bool, cores: int, threads: int
 ) -> None:
-    settings = SimpleNamespace(bind=bind, places=places)
-    me = SimpleNamespace(settings=settings, machine_size=1)
+    settings = SimpleNamespace(bind=bind, places=places, is_split=split)
+    me = SimpleNamespace(settings=settings, machine_size=1, rank=1, worker_rank=3)
     monkeypatch.setattr("gluon_esgd.vision.pictures.world", lambda: me)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
     assert reading_threads() == threads
@@ -151,6 +159,13 @@ def test_the_rate_of_input_leaves_the_epoch_as_it_was(records: Path) -> None:
     pictures = open_pictures(str(records), batch_size=SIZE, image_size=8)
     assert input_rate(pictures) > 0
     assert pictures.sampler.epoch == 0
+
+
+def test_a_client_that_is_started_again_measures_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = SimpleNamespace(settings=SimpleNamespace(life=1))
+    monkeypatch.setattr("gluon_esgd.vision.pictures.world", lambda: me)
+    pictures: Any = SimpleNamespace(train=iter(lambda: pytest.fail("it reads"), None))
+    assert math.isnan(input_rate(pictures))
 
 
 def test_noise_has_the_form_of_pictures() -> None:
