@@ -5,9 +5,22 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Iterator, Optional
 
-from mxnet.gluon.data import DataLoader
+import numpy as np
+from mxnet.gluon.data import BatchSampler, DataLoader
 
-__all__ = ["rest_of"]
+__all__ = ["batch_size_of", "rest_of"]
+
+
+def batch_size_of(loader: Any) -> Optional[int]:
+    """Return the samples in each full batch of `loader`; None where it does not say."""
+    if isinstance(loader, DataLoader):
+        batches = loader._batch_sampler
+        batches = batches.batches if isinstance(batches, _Rest) else batches
+        # Samplers that put together what is of one length have batches of other sizes.
+        size = batches._batch_size if type(batches) is BatchSampler else None
+    else:
+        size = getattr(loader, "batch_size", None)
+    return int(size) if isinstance(size, (int, np.integer)) and size > 0 else None
 
 
 def rest_of(loader: Any, done: int) -> Iterator[Any]:
@@ -29,7 +42,7 @@ class _Rest:
     """A batch sampler whose next iteration lacks the first `done` batches."""
 
     def __init__(self, batches: Any, done: int) -> None:
-        self._batches = batches
+        self.batches = batches
         # At once: random numbers are those of the epoch's start now, and not later.
         self._rest: Optional[Iterator[Any]] = iter(batches)
         for _ in islice(self._rest, done):
@@ -37,7 +50,7 @@ class _Rest:
 
     def __iter__(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
-        return iter(self._batches) if rest is None else rest
+        return iter(self.batches) if rest is None else rest
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)

@@ -20,10 +20,12 @@ from . import network, random_states
 from .arguments import checked_count, checked_every, checked_folder
 from .choice import same_shares
 from .content import Checkpoint, read
+from .position import batches_done
 from .preemption import SAVE, STOP, Signal, Votes
 from .random_states import in_arrays
-from .rest import rest_of
+from .rest import batch_size_of, rest_of
 from .store import Loaded, Store
+from .together import raise_together
 
 __all__ = ["TrainingState"]
 
@@ -106,6 +108,7 @@ class TrainingState:
         self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
         self._in_epoch = self._passed = self._in_batch = False
         self._goes_on = False  # inside an epoch, with the shares that it began with
+        self._batch_size: Optional[int] = None  # of the batches that are counted
         self._shared_by = self._world.num_clients, self._world.client
         self._decided = self._steps_since = 0
         self._stepped = 0  # batches done at the last update
@@ -163,10 +166,9 @@ class TrainingState:
 
     def _begin_epoch(self) -> None:
         self._in_epoch, self._passed, self._decided = True, False, 0
-        goes_on, self._goes_on = self._goes_on, False
         if self._sampler is None:
             return
-        if not goes_on and hasattr(self._sampler, "share_anew"):
+        if not self._goes_on and hasattr(self._sampler, "share_anew"):
             self._shared_by = self._sampler.share_anew()
         self._sampler.set_epoch(self.epoch)
 
@@ -177,7 +179,7 @@ class TrainingState:
         return clients if place == self._world.client else 0
 
     def _end_epoch(self) -> None:
-        self._in_epoch = self._passed = False
+        self._in_epoch = self._passed = self._goes_on = False
         self.epoch, self.batch, self._start, self._resumed = self.epoch + 1, 0, None, None
         self.save()
         assert self._votes is not None
@@ -198,7 +200,8 @@ class TrainingState:
         ----------
         loader : iterable
             A ``DataLoader``, or anything that can be gone through in each epoch. What was done is
-            left out, with the order that it had: from a ``DataLoader`` without being loaded.
+            left out, with the order that it had: from a ``DataLoader`` without being loaded. Where
+            batches have another size now, `batch` becomes the number of these from this call on.
         through : callable, optional
             What is left goes through it, such as `TrainingLog.batches`: neither what is left out
             nor saving is then counted as input.
@@ -208,16 +211,40 @@ class TrainingState:
         RuntimeError
             On this rank: outside of `epochs`, or a second time in one epoch.
         OSError, ValueError
-            On all ranks of the client: what `save` raises.
+            On all ranks of the client: what `save` raises. On all ranks of the client, of the job
+            where one MPI job is split: a run that goes on inside an epoch has another batch size,
+            by which what was done cannot be divided.
         """
         if not self._in_epoch or self._passed:
             raise RuntimeError(
                 "batches() counts one pass in each epoch of epochs(): call it inside that loop, "
                 "once in each epoch"
             )
+        self._count_in(batch_size_of(loader))
         self._passed, self._stepped = True, self.batch
+        return self._counted(through(self._rest(loader)))
+
+    def _count_in(self, size: Optional[int]) -> None:
+        """Let `batch` count batches of `size`; collective where an epoch goes on."""
+        goes_on, self._goes_on = self._goes_on, False
+        before, self._batch_size = self._batch_size, size
+        if not goes_on:
+            return
+        fault, was = None, self.batch
         try:
-            for item in through(self._rest(loader)):
+            self.batch = batches_done(was, before, size, self.epoch)
+        except ValueError as error:
+            fault = str(error)
+        raise_together(self._world, fault)
+        if self._world.is_leader and self.batch != was:
+            _log.warning(
+                "client %d goes on in epoch %d after batch %d of %s samples, which were %d of %s",
+                self._world.client, self.epoch, self.batch, size, was, before,
+            )  # fmt: skip
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for item in batches:
                 self._in_batch = True
                 yield item
                 self._in_batch = False
@@ -301,7 +328,7 @@ class TrainingState:
         """Save with `batch` batches of this rank done."""
         self.wait()
         states = self._trainer._collect_states()
-        mine = {**self._random_states(), "batch": batch}
+        mine = {**self._random_states(), "batch": batch, "batch_size": self._batch_size}
         said = self._world.allgather([mine, network.own_statistics(self._net)])
         return self._store.save(lambda: self._checkpoint(states, said))
 
@@ -415,10 +442,7 @@ class TrainingState:
             check_states(checkpoint.states, self._trainer._optimizer, self._trainer._params, path)
         except Exception as error:  # the others must not wait for this rank
             fault = str(error) if isinstance(error, ValueError) else f"{path}: {error!r}"
-        faults = self._world.allgather(fault)
-        for rank, text in enumerate(faults):
-            if text is not None:
-                raise ValueError(text if faults[0] is not None else f"rank {rank}: {text}")
+        raise_together(self._world, fault)
         assert checkpoint is not None
         return checkpoint
 
@@ -433,7 +457,8 @@ class TrainingState:
             self._sampler.set_epoch(checkpoint.sampler_epoch)
         self._goes_on = same and checkpoint.batch > 0
         if same:
-            self.batch = checkpoint.ranks[me.rank]["batch"]
+            mine = checkpoint.ranks[me.rank]
+            self.batch, self._batch_size = mine["batch"], mine["batch_size"]
         if same and own:
             self._resumed = resumed = checkpoint.ranks[me.rank]
             random_states.put(resumed["now"])
