@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Optional
 
-__all__ = ["batches_done"]
+from ..topology import World
+from .together import raise_together
+
+__all__ = ["counted_in"]
+
+_log = logging.getLogger(__name__)
 
 
-def batches_done(batch: int, saved: Optional[int], size: Optional[int], epoch: int) -> int:
+def counted_in(
+    world: World, epoch: int, batch: int, saved: Optional[int], size: Optional[int]
+) -> int:
     """Return how many batches of `size` samples `batch` batches of `saved` samples are.
 
-    Loaders that do not say their batch size, None, are taken to have the one that they had.
+    Collective in the client, in the job where one MPI job is split.
+
+    Parameters
+    ----------
+    world : World
+    epoch, batch : int
+        Where this rank goes on.
+    saved, size : int or None
+        Samples in a batch, then and now; None where the loader does not say.
 
     Raises
     ------
     ValueError
-        `size` does not divide the samples that were trained on: some would come twice or not at
-        all.
+        On all ranks of these: `size` does not divide the samples that were done on some rank.
     """
+    fault, found = None, batch
+    try:
+        found = _batches_done(batch, saved, size, epoch)
+    except ValueError as error:
+        fault = str(error)
+    raise_together(world, fault)
+    if world.is_leader and found != batch:
+        _log.warning(
+            "client %d goes on in epoch %d after batch %d of %s samples, which were %d of %s",
+            world.client, epoch, found, size, batch, saved,
+        )  # fmt: skip
+    return found
+
+
+def _batches_done(batch: int, saved: Optional[int], size: Optional[int], epoch: int) -> int:
     if saved is None or size is None or saved == size:
         return batch
     samples = batch * saved

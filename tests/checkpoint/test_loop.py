@@ -24,11 +24,11 @@ def saved_by_the_clock(folder: str) -> List[Any]:
     from gluon_esgd import world
 
     _net, _trainer, state, _ = outcome = make(folder, every_s=1e9)
-    clock = state._saved_at
+    decisions, clock = state._decisions, state._decisions.saved_at
     for epoch in state.epochs(1):
         for i, (x, y) in enumerate(state.batches(outcome[3])):
             if i == 2 and world().rank == 0:
-                state._saved_at = clock - 2e9  # it is time on the leader, and nowhere else
+                decisions.saved_at = clock - 2e9  # it is time on the leader, and nowhere else
             train_step(outcome[0], outcome[1], x.asnumpy(), y.asnumpy())
         assert epoch == 0
     return positions(folder)
@@ -138,7 +138,7 @@ def test_a_worker_of_a_loader_can_still_be_ended(tmp_path: Any) -> None:
         if ended == (0, 0):
             os.kill(pid, signal.SIGKILL)
         assert ended == (pid, signal.SIGTERM)
-    assert not state._signal.came
+    assert not state._decisions.signal.came
 
 
 def test_wrong_arguments_are_named(tmp_path: Any) -> None:
