@@ -160,6 +160,14 @@ def test_wrong_arguments_are_named(tmp_path: Any) -> None:
     assert checked_folder(None, "/a/job") == "/a/job/checkpoints"
 
 
+def test_without_batches_sigterm_is_heard_at_the_end_of_the_epoch(tmp_path: Any) -> None:
+    _, _, state, _ = make(str(tmp_path))
+    with pytest.raises(SystemExit) as left:
+        for _ in state.epochs(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert left.value.code == 143 and positions(str(tmp_path)) == [(1, 0)]
+
+
 def test_one_pass_in_each_epoch(tmp_path: Any) -> None:
     _, _, state, loader = make(str(tmp_path))
     for _ in state.epochs(1):
