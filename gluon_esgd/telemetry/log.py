@@ -51,7 +51,8 @@ class TrainingLog:
     samples : int
         Of this rank, since the log was made.
     seconds, input_s : float
-        Since the log was made without its pauses, and how much of it `batches` waited.
+        Since the log was made, or since `batches` if no step came before, without its pauses; and
+        how much of it `batches` waited.
 
     Examples
     --------
@@ -102,7 +103,7 @@ class TrainingLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds from making the log to closing it, without its pauses."""
+        """Seconds from making the log, or the first `batches`, to closing it, without pauses."""
         return (self._closed or time.monotonic()) - self._began
 
     @contextmanager
@@ -118,8 +119,14 @@ class TrainingLog:
             self._began += pause
 
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Go through `batches`, and count the time that each is waited for as input."""
+        """Go through `batches`, and count the time that each is waited for as input.
+
+        Where no step was made before, the log's time begins here: a run that goes on may have
+        loaded a checkpoint, and left out what was done already.
+        """
         iterator = iter(batches)
+        if not self.samples:
+            self._began = self._start = time.monotonic()
         while True:
             start = time.monotonic()
             try:
