@@ -34,7 +34,7 @@ def launch(
     workers : int
         Ranks in all.
     flags : mapping
-        Further flags of the launcher, by name.
+        Further flags of the launcher, by name; "--servers" among them.
     script : Path
         What each rank runs.
     task : dict
@@ -48,7 +48,8 @@ def launch(
         The job failed, or took longer; with the end of what it wrote.
     """
     slots = [workers // cluster.network.hosts] * cluster.network.hosts
-    slots += [0] * (len(cluster.names) - len(slots))
+    if flags["--servers"]:
+        slots += [0] * (len(cluster.names) - len(slots))
     flags = {
         "-n": workers,
         "--hosts": ",".join(f"{a}:{s}" for a, s in zip(cluster.addresses, slots)),
@@ -77,7 +78,7 @@ def launch_stock(
     """Run a job by MXNet's own scheduler, servers and workers; as `launch` where it is the same.
 
     Servers are placed as the launcher places them, and workers kept to cores as by it. Each
-    worker's task says its "number".
+    worker's task says its "number". With 0 servers there is no scheduler either.
     """
     addresses, per_host = cluster.addresses, workers // cluster.network.hosts
     places = range(len(addresses)) if len(addresses) == cluster.network.hosts else [-1]
@@ -88,7 +89,7 @@ def launch_stock(
         "DMLC_NUM_WORKER": workers,
         "OMP_NUM_THREADS": 1,
     }
-    roles = [("scheduler", 0, 0)]
+    roles = [("scheduler", 0, 0)] if servers else []
     roles += [("server", k, places[k % len(places)]) for k in range(servers)]
     roles += [("worker", k, k // per_host) for k in range(workers)]
     cores = sorted(os.sched_getaffinity(0))
@@ -96,6 +97,7 @@ def launch_stock(
         jobs = []
         for role, k, host in roles:
             env = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": addresses[host]}
+            env = env if servers else {"OMP_NUM_THREADS": 1}
             core = str(cores[k % per_host % len(cores)])
             bind = ["taskset", "-c", core] if role == "worker" else []
             words = [f"{name}={value}" for name, value in env.items()]

@@ -24,7 +24,7 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from cluster import Cluster, Network
 from cluster_job import launch
@@ -32,16 +32,18 @@ from common import describe, write
 
 WORKER = Path(__file__).with_name("convergence_worker.py")
 TARGET = 0.87  # accuracy; chosen before any of this was run
-WORKERS, HOSTS = 8, 4
-NETWORKS = {
-    "one-rate": Network(HOSTS, "100mbit", server_rate="100mbit"),
-    "two-tier": Network(HOSTS, "1gbit", racks=2, uplink="100mbit", server_rate="100mbit"),
-    "fast": Network(HOSTS, "10gbit", server_rate="10gbit"),
+HOSTS, RACKS = 4, 2  # two workers on each host, and a host more for the server
+NETWORKS: Dict[str, Dict[str, Any]] = {
+    "one-rate": {"rate": "100mbit", "server_rate": "100mbit"},
+    "two-tier": {"rate": "1gbit", "racks": RACKS, "uplink": "100mbit", "server_rate": "100mbit"},
+    "fast": {"rate": "10gbit", "server_rate": "10gbit"},
 }
-RULES = {"SGD": "sgd", "ASGD": "asgd", "ESGD": "esgd"}
-KINDS = {"dist": WORKERS, "mpi": 2}
-ALGORITHMS = {f"{k}-{n}": (RULES[n], KINDS[k]) for k in KINDS for n in RULES}
-ALGORITHMS["MPI"] = ("sgd", 1)  # beside the six: one client, no server
+# Rule and clients; None: every worker is one. The last stands beside the paper's six.
+ALGORITHMS: Dict[str, Tuple[str, Optional[int]]] = {
+    **{f"dist-{rule.upper()}": (rule, None) for rule in ("sgd", "asgd", "esgd")},
+    **{f"mpi-{rule.upper()}": (rule, RACKS) for rule in ("sgd", "asgd", "esgd")},
+    "MPI": ("sgd", 1),
+}
 RATES = (0.02, 0.06, 0.2)
 FINER_RATES = (0.02, 0.035, 0.06, 0.1, 0.2, 0.35)  # where there is no interval to choose
 INTERVALS = {"asgd": (1, 4), "esgd": (16, 64)}
@@ -65,12 +67,12 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=6, help="of final")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--batch", type=int, default=32, help="of each worker")
-    parser.add_argument("--quick", action="store_true", help="seconds, two algorithms")
+    parser.add_argument("--quick", action="store_true", help="seconds, one algorithm")
     parser.add_argument("--output", type=Path, help="file that stages read and write, JSON")
     args = parser.parse_args(argv)
-    args.train, args.validation, args.test = 55_000, 5_000, 10_000
+    args.hosts, args.train, args.validation, args.test = HOSTS, 55_000, 5_000, 10_000
     if args.quick:
-        args.algorithms, args.seeds, args.epochs = ["mpi-SGD", "mpi-ESGD"], [1], 1
+        args.algorithms, args.seeds, args.epochs, args.hosts = ["mpi-ESGD"], [1], 1, 2
         args.tune_seconds = args.seconds = args.sweep_seconds = 1.0
         args.train, args.validation, args.test = 1_000, 200, 200
     return args
@@ -96,7 +98,7 @@ class Stages:
 
     def tune(self) -> None:
         """Let each algorithm choose among six."""
-        with Cluster(NETWORKS[self._args.network]) as cluster:
+        with self._cluster(self._args.network) as cluster:
             for name in self._args.algorithms:
                 rule, clients = ALGORITHMS[name]
                 wanted = trials(rule, self._args.tune_seconds)
@@ -108,16 +110,19 @@ class Stages:
 
     def run(self) -> None:
         """Train by what was chosen, with other seeds."""
-        with Cluster(NETWORKS[self._args.network]) as cluster:
+        with self._cluster(self._args.network) as cluster:
             for name in self._args.algorithms:
                 self._seeds("run", cluster, name, {"seconds_limit": self._args.seconds})
 
     def final(self) -> None:
         """The same for a number of samples, whatever time they take."""
-        with Cluster(NETWORKS["fast"]) as cluster:
+        with self._cluster("fast") as cluster:
             for name in self._args.algorithms:
                 samples = self._args.epochs * self._args.train
                 self._seeds("final", cluster, name, {"samples": samples})
+
+    def _cluster(self, name: str) -> Cluster:
+        return Cluster(Network(self._args.hosts, **NETWORKS[name]))
 
     def _seeds(self, stage: str, cluster: Cluster, name: str, limit: Trial) -> None:
         chosen = self.found["tune"][name]["chosen"]
@@ -137,10 +142,10 @@ class Stages:
             "outer": [{**base, "outer": {"momentum": mu}} for mu in (0.3, 0.6, 0.9)],
         }
         wanted = [trial for group in one_job.values() for trial in group]
-        clients = (1, 2, 4, 8)
+        clients: Tuple[int, ...] = (1, 2, 4, 8)
         if self._args.quick:
-            one_job, wanted, clients = {"interval": wanted[:1]}, wanted[:1], (2,)
-        with Cluster(NETWORKS[self._args.network]) as cluster:
+            one_job, wanted, clients = {"interval": wanted[:1]}, wanted[:1], (1,)
+        with self._cluster(self._args.network) as cluster:
             rows = self._job(cluster, "esgd", 2, wanted, "test")
             for name, group in one_job.items():
                 self._note("sweep", name, {"trials": rows[: len(group)]})
@@ -157,16 +162,23 @@ class Stages:
                 print(f"{name} {said}: {_said(row)}", flush=True)
 
     def _job(
-        self, cluster: Cluster, rule: str, clients: int, wanted: List[Trial], evaluate: str
+        self,
+        cluster: Cluster,
+        rule: str,
+        clients: Optional[int],
+        wanted: List[Trial],
+        evaluate: str,
     ) -> List[Trial]:
         """Run a job that does the trials `wanted`; return what they gave."""
+        workers = 2 * self._args.hosts
+        clients = clients or workers
         sizes = {name: getattr(self._args, name) for name in SIZES}
         task = {"rule": rule, "trials": wanted, "evaluate": evaluate, **sizes}
         servers = 1 if clients > 1 else 0
         flags = {"--clients": clients, "--servers": servers, "--rule": rule}
         with tempfile.TemporaryDirectory(prefix="convergence-") as folder:
             task["folder"] = folder
-            launch(cluster, WORKERS, flags, WORKER, task, LIMIT_S)
+            launch(cluster, workers, flags, WORKER, task, LIMIT_S)
             rows = _lines(Path(folder, "trials.jsonl"))
             seen = [_lines(Path(folder, f"exchanges{k}.jsonl")) for k in range(clients)]
         for number, row in enumerate(rows):

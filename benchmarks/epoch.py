@@ -8,7 +8,9 @@ makes a cluster of namespaces (`cluster.py`, needs root), and trains a perceptro
 are workers (dist-) and with fewer (mpi-). The baseline is MXNet's own: ``gluon.Trainer`` with
 ``kvstore='dist_sync'`` and its stock servers, no agents, in the same namespaces. Each configuration
 is a job of its own. Time is that of the slowest worker over all timed steps, whole intervals;
-bytes are read from the interfaces.
+bytes are read from the interfaces. Rule "alone" is as many workers without any communication: what
+computing takes on this machine. `epoch_report.py` makes tables and pictures of the files,
+`predictions.py` compares them with the cost model.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from cluster_job import launch, launch_stock
 from common import describe, write
 
 WORKER = Path(__file__).with_name("epoch_worker.py")
+RULES = ["alone", "dist_sync", "sgd", "asgd", "esgd"]
 WARM_UP = 2  # steps; the first one waits for all, and fills the center
 LIMIT_S = 900.0
 
@@ -32,8 +35,8 @@ LIMIT_S = 900.0
 class Configuration:
     """One job: what trains it, with how many clients and servers.
 
-    `rule` is one of the library's, or the name of a store of MXNet's; an interval of 1 is each
-    step, as is every step of rule "sgd".
+    `rule` is one of the library's, the name of a store of MXNet's, or "alone"; an interval of 1
+    is each step, as is every step of rule "sgd".
     """
 
     rule: str
@@ -43,13 +46,13 @@ class Configuration:
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is MXNet alone."""
-        return self.rule.startswith("dist_")
+        """Whether it is MXNet without this library."""
+        return self.rule == "alone" or self.rule.startswith("dist_")
 
     def name(self, workers: int) -> str:
         """Return what tables call it."""
         if self.is_stock:
-            return f"MXNet {self.rule}"
+            return self.rule if self.rule == "alone" else f"MXNet {self.rule}"
         kind = "dist" if self.clients == workers else "mpi"
         return f"{kind}-{self.rule.upper()}"
 
@@ -63,10 +66,9 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--rates", nargs="+", default=["100mbit"], help="of each host's link")
     parser.add_argument("--servers", type=int, nargs="+", default=[1])
     parser.add_argument("--clients", type=int, nargs="+", default=[12, 6, 4, 3, 2, 1])
-    parser.add_argument(
-        "--rules", nargs="+", default=["dist_sync", "sgd", "asgd", "esgd"], help="or MXNet's stores"
-    )
+    parser.add_argument("--rules", nargs="+", default=RULES, help="also dist_async, MXNet's")
     parser.add_argument("--interval", type=int, default=64, help="of esgd")
+    parser.add_argument("--lazy", type=int, default=1, help="of asgd and esgd")
     parser.add_argument("--steps", type=int, default=4, help="at least; else whole intervals")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16, help="of each worker")
@@ -87,8 +89,9 @@ def configurations(args: argparse.Namespace) -> Iterator[Configuration]:
     """Yield what is to be run, the baseline first."""
     for servers in args.servers:
         for rule in args.rules:
-            if rule.startswith("dist_"):
-                yield Configuration(rule, args.workers, servers)
+            stock = Configuration(rule, args.workers, 0 if rule == "alone" else servers)
+            if stock.is_stock:
+                yield from [stock] if rule != "alone" or servers == args.servers[0] else []
                 continue
             for clients in args.clients:
                 if clients > 1:
@@ -113,7 +116,7 @@ class Bench:
             "warm_up": WARM_UP,
             "steps": steps,
             "stock": configuration.is_stock,
-            "store": configuration.rule,
+            "store": None if configuration.rule == "alone" else configuration.rule,
         }
         with tempfile.TemporaryDirectory(prefix="epoch-") as folder:
             task["folder"] = folder
@@ -136,6 +139,8 @@ class Bench:
         }
         if configuration.rule == "esgd":
             flags["--interval"] = configuration.interval
+        if configuration.rule in ("asgd", "esgd"):
+            flags["--lazy"] = min(self._args.lazy, configuration.interval)
         launch(cluster, workers, flags, WORKER, task, LIMIT_S)
 
     def _figures(
@@ -184,7 +189,8 @@ def main() -> None:
 
 
 def _setup(args: argparse.Namespace) -> Dict[str, Any]:
-    return {"hosts": args.hosts, "workers": args.workers, "batch": args.batch}
+    names = ("hosts", "workers", "batch", "samples", "lazy")
+    return {name: getattr(args, name) for name in names}
 
 
 def _row(row: Dict[str, Any]) -> str:

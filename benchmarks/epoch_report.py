@@ -1,0 +1,100 @@
+"""Tables and pictures of what `epoch.py` wrote.
+
+    python benchmarks/epoch_report.py results/epoch.json --output epoch.png
+
+(pictures need matplotlib) prints a table in Markdown: time of a step and an epoch, how many times
+as fast as MXNet's own ``dist_sync`` with as many servers, bytes on the busiest link, and work of
+the processes.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+Row = Dict[str, Any]
+COLOURS = {"sgd": "tab:blue", "asgd": "tab:green", "esgd": "tab:red"}
+
+
+def groups(results: Dict[str, Any]) -> Dict[str, List[Row]]:
+    """Return the rows by network and size of the model, in their order."""
+    found: Dict[str, List[Row]] = {}
+    for row in results["rows"]:
+        found.setdefault(f"{row['megabytes']:g} MB, {row['rate']}", []).append(row)
+    return found
+
+
+def times_as_fast(row: Row, rows: List[Row]) -> Optional[float]:
+    """Return how many times as fast as ``dist_sync`` with as many servers."""
+    servers = row["servers"] or 1  # one client needs none: it is held against one server
+    same = [r for r in rows if r["rule"] == "dist_sync" and r["servers"] == servers]
+    return same[0]["step_s"] / row["step_s"] if same and row["rule"] != "alone" else None
+
+
+def table(results: Dict[str, Any]) -> str:
+    """Return the tables as Markdown."""
+    lines = []
+    for title, rows in groups(results).items():
+        lines += ["", f"**{title}**", "", "| | clients | servers | s a step | min an epoch | x |"]
+        lines[-1] += " MB on the busiest link | CPU s a step: workers, servers, agents | late |"
+        lines.append("|---|---|---|---|---|---|---|---|---|")
+        lines += [_line(row, rows) for row in rows]
+    return "\n".join(lines[1:])
+
+
+def _line(row: Row, rows: List[Row]) -> str:
+    ratio = times_as_fast(row, rows)
+    cpu = ", ".join(f"{row['cpu_s'][kind]:.2f}" for kind in ("workers", "servers", "agents"))
+    cells = [row["name"], row["clients"], row["servers"], f"{row['step_s']:.2f}"]
+    cells += [f"{row['epoch_s'] / 60:.1f}", "" if ratio is None else f"{ratio:.1f}"]
+    cells += [f"{row['busiest_link_bytes'] / 1e6:.1f}", cpu, row["late"]]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def plot(results: Dict[str, Any], path: Path) -> None:
+    """Draw the epoch's time of each configuration as a bar, one picture for each network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = groups(results)
+    figure, axes = pyplot.subplots(
+        1, len(found), figsize=(7 * len(found), 9), squeeze=False, layout="constrained"
+    )
+    for (title, rows), axis in zip(found.items(), axes[0]):
+        rows = rows[::-1]
+        labels = [
+            f"{r['name']}, {r['clients']} client{'s' * (r['clients'] > 1)}, "
+            f"{r['servers']} server{'s' * (r['servers'] != 1)}"
+            for r in rows
+        ]
+        minutes = [r["epoch_s"] / 60 for r in rows]
+        bars = axis.barh(
+            range(len(rows)), minutes, color=[COLOURS.get(r["rule"], "grey") for r in rows]
+        )
+        axis.bar_label(bars, [f" {m:.1f}" for m in minutes], fontsize=8)
+        axis.set_yticks(range(len(rows)), labels, fontsize=8)
+        axis.set_xscale("log")
+        axis.margins(x=0.15, y=0.01)
+        axis.set_xlabel(f"minutes for an epoch of {results['samples']:,} samples")
+        axis.set_title(f"{title}, {results['workers']} workers on {results['hosts']} hosts")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Print the tables; draw where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("results", type=Path, help="file that epoch.py wrote")
+    parser.add_argument("--output", type=Path, help="PNG")
+    args = parser.parse_args()
+    results = json.loads(args.results.read_text())
+    print(table(results))
+    if args.output is not None:
+        plot(results, args.output)
+
+
+_Raw = argparse.RawDescriptionHelpFormatter
+
+if __name__ == "__main__":
+    main()
