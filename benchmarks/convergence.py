@@ -144,7 +144,7 @@ class Stages:
         wanted = [trial for group in one_job.values() for trial in group]
         clients: Tuple[int, ...] = (1, 2, 4, 8)
         if self._args.quick:
-            one_job, wanted, clients = {"interval": wanted[:1]}, wanted[:1], (1,)
+            one_job, wanted, clients = {"interval": wanted[:1]}, wanted[:1], ()
         with self._cluster(self._args.network) as cluster:
             rows = self._job(cluster, "esgd", 2, wanted, "test")
             for name, group in one_job.items():

@@ -78,7 +78,7 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         args.hosts, args.workers, args.clients, args.megabytes = 2, 4, [2, 1], [1.0]
-        args.rules, args.interval, args.steps = ["dist_sync", "esgd"], 4, 4
+        args.rules, args.interval, args.steps = ["alone", "dist_sync", "esgd"], 4, 4
     return args
 
 

@@ -20,8 +20,6 @@ from cluster import Cluster, Network, why_impossible
 
 pytestmark = pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
 
-CLUSTER, EPOCH = (str(ROOT / "benchmarks" / name) for name in ("cluster.py", "epoch.py"))
-
 
 @pytest.fixture(scope="module")
 def racks():
@@ -99,9 +97,9 @@ def test_bytes_cross_shaped_links_and_are_counted(racks):
 
 
 def test_nothing_is_left_of_a_killed_cluster():
-    line = "echo up; sleep 1000"
+    script, sh = str(ROOT / "benchmarks" / "cluster.py"), ["sh", "-c", "echo up; sleep 1000"]
     process = subprocess.Popen(
-        [sys.executable, CLUSTER, "--hosts", "2", "--", "sh", "-c", line], stdout=subprocess.PIPE
+        [sys.executable, script, "--hosts", "2", "--", *sh], stdout=subprocess.PIPE
     )
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
     assert len(proc.descendants(process.pid)) > 5
@@ -123,20 +121,64 @@ def test_a_network_that_cannot_be(network, fault):
         Network(**network)
 
 
-def test_an_epoch_by_mxnet_by_esgd_and_by_mpi_over_two_hosts(tmp_path: Path):
-    output = tmp_path / "epoch.json"
-    command = [sys.executable, EPOCH, "--quick", "--output", str(output)]
+def run(script: str, *options: str, timeout: float = 200) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=280
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    stock, elastic, mpi = json.loads(output.read_text())["rows"]
-    names = [row["name"] for row in (stock, elastic, mpi)]
-    assert names == ["MXNet dist_sync", "mpi-ESGD", "mpi-SGD"]
+    return done.stdout
+
+
+@pytest.mark.timeout(290)
+def test_an_epoch_by_mxnet_by_esgd_and_by_mpi_over_two_hosts(tmp_path: Path):
+    output = tmp_path / "epoch.json"
+    run("epoch.py", "--quick", "--output", str(output))
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["alone", "MXNet dist_sync", "mpi-ESGD", "mpi-SGD"]
+    alone, stock, elastic, mpi = rows
     size = 1e6
+    assert alone["busiest_link_bytes"] < 0.01 * size
     # Two of four workers are away from the server: pushed and pulled in each step.
     assert 2 * size < stock["busiest_link_bytes"] < 2.4 * size
     assert elastic["exchanges"] >= 2 and 0.2 * size < elastic["busiest_link_bytes"] < size
     assert size < mpi["busiest_link_bytes"] < 1.2 * size  # 2 (N - 1) / N of it, N = 2
-    for row in (stock, elastic, mpi):
+    for row in rows:
         assert row["step_s"] > 0 and row["cpu_s"]["workers"] > 0
+    said = run("epoch_report.py", str(output))
+    ratio = stock["step_s"] / elastic["step_s"]
+    assert f"| mpi-ESGD | 2 | 1 | {elastic['step_s']:.2f} |" in said and f"| {ratio:.1f} |" in said
+    said = run("predictions.py", "--held-back", str(output))
+    assert said.count("predicted") == 3 and "of 3 within 20%" in said
+
+
+def test_collectives_over_a_link(tmp_path: Path):
+    output = tmp_path / "allreduce.json"
+    run("cluster_allreduce.py", "--quick", "--output", str(output))
+    rows = {(r["collective"], r["algorithm"]): r for r in json.loads(output.read_text())["rows"]}
+    assert len(rows) == 6
+    for collective in ("allreduce", "broadcast"):
+        row = rows[collective, "hierarchical"]
+        assert 0.95 < row["over_needed"] < 1.3
+        ratio = rows[collective, "library"]["seconds"] / row["seconds"]
+        assert row["times_as_fast_as_library"] == pytest.approx(ratio)
+
+
+@pytest.mark.timeout(290)
+def test_convergence_from_tuning_to_sweeps(tmp_path: Path):
+    output = tmp_path / "convergence.json"
+    run("convergence.py", "all", "--quick", "--output", str(output), timeout=280)
+    found = json.loads(output.read_text())
+    tuned = found["tune"]["mpi-ESGD"]
+    assert len(tuned["trials"]) == 6
+    assert tuned["chosen"] in [{k: t[k] for k in ("lr", "interval")} for t in tuned["trials"]]
+    for stage in ("run", "final"):
+        (trial,) = found[stage]["mpi-ESGD"]["trials"]
+        assert {k: trial[k] for k in ("lr", "interval")} == tuned["chosen"] and trial["seed"] == 1
+        looks = trial["center"]
+        assert [look["seconds"] for look in looks] == sorted(look["seconds"] for look in looks)
+        assert all(0 <= look["accuracy"] <= 1 and look["samples"] % 128 == 0 for look in looks)
+    assert found["final"]["mpi-ESGD"]["trials"][0]["center"][-1]["samples"] >= 1000
+    (trial,) = found["sweep"]["interval"]["trials"]
+    assert trial["interval"] == 1 and trial["exchanges"] >= 1
+    assert "| mpi-ESGD |" in run("convergence_report.py", str(output))
