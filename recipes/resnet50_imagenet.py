@@ -159,8 +159,7 @@ def train_on(args: argparse.Namespace, net: gluon.HybridBlock, trainer: ElasticT
 
 def main() -> None:
     """Train, evaluate each epoch, export the center, and show what it took."""
-    args, me = arguments(), world()
-    ctx = local_context()
+    args, me, ctx = arguments(), world(), local_context()
     if args.dtype == "amp":
         amp.init()
     pictures = open_data(args)
@@ -171,10 +170,9 @@ def main() -> None:
     net = make_network(args, args.classes, ctx)
     trainer = make_trainer(args, net)
     train = train_on(args, net, trainer)
-    folder, every_s = os.path.join(args.output, "checkpoints"), args.checkpoint_s
-    state = checkpoint.TrainingState(
-        net, trainer, sampler=pictures.sampler, folder=folder, every_s=every_s, background=True
-    )
+    path, every_s = f"{args.output}/checkpoints", args.checkpoint_s
+    options = {"folder": path, "every_s": every_s, "background": True}
+    state = checkpoint.TrainingState(net, trainer, sampler=pictures.sampler, **options)
 
     def move(batches: Any) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
         dtype = "float16" if args.dtype == "float16" else "float32"
@@ -187,10 +185,10 @@ def main() -> None:
         found = evaluate(net, move(pictures.validation()), metric)
         return {f"{whose}/{name}": value for name, value in found.items()}
 
-    state.load()
+    settled = {name: value for name, value in vars(args).items() if value is not None}
+    checkpoint.go_on(state, args.epochs, settled, "--output NEW")
     done, logdir = state.epoch * steps + state.batch, f"{args.output}/tensorboard"
     best = checkpoint.BestExport(os.path.join(args.output, "best"))
-    settled = {name: value for name, value in vars(args).items() if value is not None}
     with TrainingLog(trainer, args.epochs * steps, logdir, first_step=done) as log:
         log.hyperparameters(settled, ["loss", "center/top_1"])
         for epoch in state.epochs(args.epochs):
@@ -210,12 +208,14 @@ def main() -> None:
 
     own = {**log.totals(), "input_per_s": me.size * alone, **validate("client")}
     clients = share_with_main(own, timeout_s=300)  # all have made their last exchange
+    path = f"{args.output}/result.json"  # of a run that is done, and stays
+    trained = any(client and client["samples"] for client in clients) or not os.path.exists(path)
     with trainer.center():
         if me.client == 0:
             found: Dict[str, Any] = {**validate("center"), "clients": clients}
-            if me.is_main:
+            if me.is_main and trained:
                 checkpoint.export(net, os.path.join(args.output, "center"))
-                with open(os.path.join(args.output, "result.json"), "w") as file:
+                with open(path, "w") as file:
                     json.dump(found, file, indent=1)
                 print(report(pictures, args, found), flush=True)
 
