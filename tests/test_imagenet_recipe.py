@@ -197,7 +197,7 @@ def test_what_is_wrong_is_said_before_training(records: Path, tmp_path: Path) ->
     (broken / "val.rec").unlink()
     fails(["--data", broken], r"val\.rec is missing: gluon-esgd data makes it")
     fails(["--data", tmp_path], "has folders, but not both train/ and val/: gluon-esgd data")
-    fails(["--data", broken / "nothing"], "has no train-images-idx3-ubyte")
+    fails(["--data", broken / "nothing"], "nothing': no such folder")
     fails(["--accumulate", 0], "--accumulate must be 1 or more")
     fails(["--dtype", "float16"], "--dtype float16 needs a GPU")
     (tmp_path / "checkpoints" / "client0").mkdir(parents=True)
