@@ -76,7 +76,7 @@ def test_all_flags_arrive():
         ("-n 2 --clients 4", "of equal size; give --clients 2, or -n 4"),
         ("-n 7 --clients 4095", "give --clients 7, or -n 4095"),
         ("-n 1000000000001 --clients 3", "-n 1000000000001 must be at least 1, and 4096 at most"),
-        ("-n 7 --clients 9999", "of equal size; give --clients 7"),
+        ("-n 12 --clients 5", "give --clients 4 or --clients 6, or -n 10 or -n 15"),
         ("-n 4 --clients 0", "--clients 0 must be at least 1"),
         ("-n 4 --servers -1", "--servers -1 must be at least 0"),
         (
@@ -143,6 +143,10 @@ def test_all_faults_come_at_once():
     for part in ("--clients 3", "--rule sgd", "--lazy 'x'", "--bind some", "--port 0", "PORT"):
         assert part in message
     assert "'no-such-program' is not a program on PATH" in message
+
+
+def test_only_numbers_that_can_be_given_are_named():
+    assert faults("-n", "7", "--clients", "9999").endswith("of equal size; give --clients 7")
 
 
 def test_a_script_in_place_of_a_program_is_said(tmp_path):
