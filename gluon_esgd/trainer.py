@@ -120,6 +120,7 @@ class ElasticTrainer(gluon.Trainer):
             lazy=lazy,
             outer=outer,
             compression_params=compression_params if shared else None,
+            aloud=world.is_main,
         )
         self.counters = Counters()
         self._accumulation = Accumulation(self._params)
