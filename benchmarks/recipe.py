@@ -10,13 +10,14 @@ also reads training batches without a network, in one to so many processes at th
 """
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from common import ROOT, describe, write
 
@@ -38,11 +39,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--readers", type=int, default=2, help="processes that read, at most")
     parser.add_argument("--output", type=Path, help="file for the result, JSON")
     parser.add_argument("--turn", choices=["bare", "read"], help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.steps <= WARM_UP:
+        parser.error(
+            f"--steps {args.steps} must be above {WARM_UP}: the first {WARM_UP} are left out"
+        )
+    return args
 
 
-def bare(args: argparse.Namespace) -> float:
-    """Train without anything around; return images/s."""
+def bare(args: argparse.Namespace) -> Tuple[float, int]:
+    """Train without anything around; return images/s and steps."""
     import mxnet as mx
     from mxnet import autograd, gluon
 
@@ -59,7 +65,7 @@ def bare(args: argparse.Namespace) -> float:
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     options = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
     trainer = gluon.Trainer(net.collect_params(), "nag", options)
-    start = 0.0
+    start, step = 0.0, 0
     for step, (data, label) in enumerate(pictures.train, 1):
         with autograd.record():
             loss = loss_fn(net(data), label)
@@ -71,7 +77,7 @@ def bare(args: argparse.Namespace) -> float:
             mx.nd.waitall()
             start = time.perf_counter()
     mx.nd.waitall()
-    return (args.steps - WARM_UP) * args.batch_size / (time.perf_counter() - start)
+    return (step - WARM_UP) * args.batch_size / (time.perf_counter() - start), step
 
 
 def read(args: argparse.Namespace) -> float:
@@ -83,12 +89,12 @@ def read(args: argparse.Namespace) -> float:
 
 
 def turn(name: str) -> List[str]:
-    """Return the command of a turn of this script."""
+    """Return the command of a turn of this script, which prints JSON."""
     return [sys.executable, *sys.argv, "--turn", name]
 
 
-def recipe(args: argparse.Namespace) -> float:
-    """Run the recipe for an epoch; return images/s by its own curves."""
+def recipe(args: argparse.Namespace) -> Tuple[float, int]:
+    """Run the recipe for an epoch; return images/s by its own curves, and steps."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--synthetic", args.steps * args.batch_size, "--epochs", 1, "--output", folder]
         for name in ("model", "image_size", "batch_size"):
@@ -96,25 +102,29 @@ def recipe(args: argparse.Namespace) -> float:
         command = [sys.executable, ROOT / "recipes" / "resnet50_imagenet.py", *options]
         subprocess.run(list(map(str, command)), check=True, capture_output=True)
         points = read_curves(Path(folder, "tensorboard", "client0"))["time/step_s"]
-    return args.batch_size / statistics.mean(value for step, value in points if step > WARM_UP)
+        (client,) = json.loads(Path(folder, "result.json").read_text())["clients"]
+    mean_s = statistics.mean(value for step, value in points if step > WARM_UP)
+    return args.batch_size / mean_s, client["steps"]
 
 
 def side_by_side(count: int) -> float:
     """Return images/s of `count` readers together."""
     readers = [subprocess.Popen(turn("read"), stdout=subprocess.PIPE) for _ in range(count)]
-    return sum(float(reader.communicate()[0]) for reader in readers)
+    return sum(json.loads(reader.communicate()[0]) for reader in readers)
 
 
 def main() -> None:
     """Measure in turn, show, and write."""
     args = arguments()
     if args.turn:
-        print({"bare": bare, "read": read}[args.turn](args))
+        print(json.dumps({"bare": bare, "read": read}[args.turn](args)))
         return
-    results: Dict[str, Any] = {**describe(), "bare": [], "recipe": []}
+    results: Dict[str, Any] = {**describe(), "bare": [], "recipe": [], "steps": {}}
     for _ in range(args.rounds):
-        results["bare"].append(float(subprocess.check_output(turn("bare"))))
-        results["recipe"].append(recipe(args))
+        said = {"bare": json.loads(subprocess.check_output(turn("bare"))), "recipe": recipe(args)}
+        for name, (rate, steps) in said.items():
+            results[name].append(rate)
+            results["steps"][name] = steps
     pairs = zip(results["recipe"], results["bare"])
     results["ratio"] = statistics.median(ours / bare for ours, bare in pairs)
     for name in ("bare", "recipe"):

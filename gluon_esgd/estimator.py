@@ -10,6 +10,7 @@ from typing import Any, List, Optional, Set, Tuple
 
 from mxnet.gluon.contrib.estimator import event_handler
 
+from .durable import moved_to
 from .metrics import OverRanks
 from .ranks import broadcast_object
 from .resume import client_path
@@ -120,9 +121,8 @@ def _own(path: str) -> str:
 
 def _write(net: Any, path: str) -> None:
     """All or nothing: a reader never finds half of the parameters."""
-    temporary = _own(path + ".writing")
-    net.save_parameters(temporary)
-    os.replace(temporary, _own(path + ".params"))
+    with moved_to(_own(path + ".params")) as beside:
+        net.save_parameters(str(beside))
 
 
 def _remove(path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -12,6 +11,7 @@ from mxnet import gluon
 from mxnet.gluon import Parameter
 from mxnet.optimizer import Optimizer, Updater
 
+from .durable import write_whole
 from .states import Position, States, apply, check, collect, decode, encode
 from .topology import World
 
@@ -93,7 +93,7 @@ def save_together(world: World, fname: str, states: Callable[[], States]) -> Non
         On all ranks of the client: it cannot be written, or holds what cannot be said.
     """
     path = client_path(world.client, fname)
-    on_leader(world, lambda: _write(path, encode(states())))
+    on_leader(world, lambda: write_whole(path, encode(states())))
 
 
 def load_together(
@@ -161,20 +161,6 @@ def put_in_place(
 def client_path(client: int, path: str) -> str:
     """Return a client's own name of a file of which each has one: `path` itself for client 0."""
     return path if client == 0 else f"{path}.client{client}"
-
-
-def _write(path: str, data: bytes) -> None:
-    beside = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(beside)
-        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _read(client: int, fname: str) -> Tuple[str, bytes, bool]:

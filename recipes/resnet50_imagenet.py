@@ -2,20 +2,18 @@
 
     gluon-esgd run -n 4 --clients 2 --servers 1 --rule esgd python recipes/resnet50_imagenet.py
 
-trains three convolutions on Fashion-MNIST where it is found (Debian's dataset-fashion-mnist), else
-on scikit-learn's digits. `--data DIR` takes RecordIO (train.rec, train.idx, val.rec, val.idx; made
-from class folders by `gluon-esgd data FOLDER --to DIR`), class folders (train/, val/), or IDX
-files; `--synthetic N` is N pictures of noise an epoch. For ImageNet, with --data /data/imagenet:
+trains three convolutions on Fashion-MNIST (Debian's dataset-fashion-mnist), else scikit-learn's
+digits. `--data DIR` takes RecordIO (train.rec, val.rec: `gluon-esgd data FOLDER --to DIR`), class
+folders (train/, val/) or IDX files; `--synthetic N`: noise. For ImageNet, --data /data/imagenet:
 
     one machine, 8 GPUs  gluon-esgd run -n 8 python ... (a client; or --clients 2 --rule esgd)
     host file            gluon-esgd run --clients 4 --servers 4 --hostfile hosts python ...
     Slurm, LSF           the same inside of a job script that names the hosts, docs/clusters.md;
                          as in the paper: LSF, -n 12 -R "span[ptile=2]", --clients 2
 
-Expected top-1 of the center after 90 epochs: 0.72 is the paper's figure for this method (arXiv
-1801.03855), about 0.77 that of modern recipes (synchronous, longer, --label-smoothing 0.1 --mixup
-0.2). We have reproduced neither, which takes ImageNet and GPUs; what we have run on two cores is
-in docs/results.md. To classify a picture with what was exported:
+Expected top-1 of the center after 90 epochs: 0.72 in the paper (arXiv 1801.03855), 0.77 or so in
+modern recipes (synchronous, longer, --label-smoothing 0.1 --mixup 0.2). We have reproduced neither;
+docs/results.md says what two cores could do. To classify a picture with what was exported:
 
     net = gluon.SymbolBlock.imports("center-symbol.json", ["data"], "center-0000.params")
     print(net(gluon_esgd.vision.prepare("cat.jpg")).argmax(axis=1))
@@ -23,8 +21,8 @@ in docs/results.md. To classify a picture with what was exported:
 
 import argparse
 import json
-import os
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import mxnet as mx
@@ -62,12 +60,12 @@ def arguments() -> argparse.Namespace:
     add("--smallest-crop", type=float, default=0.08, help="share of a picture")
     add("--threads", type=int, help="that decode, in each rank")
     add("--seed", type=int, default=0)
-    add("--output", default=folder or os.path.join("runs", "resnet50_imagenet"))
+    add("--output", default=folder or "runs/resnet50_imagenet")
     add("--resume", choices=["auto", "none"], default="auto", help="go on from OUTPUT")
     add("--checkpoint-s", type=float, default=600.0, help="seconds between checkpoints")
     args = parser.parse_args()
-    kept = os.path.join(args.output, "checkpoints", f"client{world().client}")
-    if args.resume == "none" and world().settings.life == 0 and os.path.isdir(kept):
+    kept = Path(args.output, "checkpoints", f"client{world().client}")
+    if args.resume == "none" and world().settings.life == 0 and kept.is_dir():
         parser.error(f"{kept} is of an earlier run: give another --output, or --resume auto")
     for name in ("epochs", "batch_size", "accumulate", "synthetic"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -87,7 +85,7 @@ def open_data(args: argparse.Namespace) -> vision.PictureData:
         synthetic=args.synthetic and (args.synthetic, 1000),
         **{name: getattr(args, name) for name in names},
     )
-    small, batches = pictures.shape[0] == 1, len(pictures.train)
+    small, args.classes = pictures.shape[0] == 1, pictures.num_classes
     args.model = args.model or ("small" if small else "resnet50_v1")
     args.epochs = args.epochs or ((6 if pictures.train_count >= 10_000 else 60) if small else 90)
     args.warmup_epochs = args.epochs / 20 if args.warmup_epochs is None else args.warmup_epochs
@@ -99,24 +97,23 @@ def open_data(args: argparse.Namespace) -> vision.PictureData:
         hint = "" if args.data else "; for ImageNet: --data DIR with train.rec and val.rec"
         print(
             f"data: {pictures.name} ({pictures.train_count:,} pictures, {pictures.source}); "
-            f"network: {args.model} for {pictures.num_classes} classes{hint}\n"
+            f"network: {args.model} for {args.classes} classes{hint}\n"
             f"batch: {args.batch_size} x {args.accumulate} x {ranks} rank(s) = {batch} an update, "
-            f"{me.num_clients} client(s), {batches} batches an epoch; learning rate: {rate:g} x "
-            f"{batch}/256 = {args.lr:g}",
+            f"{me.num_clients} client(s), {len(pictures.train)} batches an epoch; learning rate: "
+            f"{rate:g} x {batch}/256 = {args.lr:g}",
             flush=True,
         )
     return pictures
 
 
-def make_network(args: argparse.Namespace, classes: int, ctx: mx.Context) -> gluon.HybridBlock:
+def make_network(args: argparse.Namespace, ctx: mx.Context) -> gluon.HybridBlock:
     """Return the network, ready to train."""
-    net = vision.get_network(args.model, classes)
+    net = vision.get_network(args.model, args.classes)
     vision.zero_last_gamma(net)
     net.initialize(mx.init.Xavier(magnitude=2), ctx=ctx)
     net.cast("float16" if args.dtype == "float16" else "float32")
     net.hybridize(static_alloc=True, static_shape=True)
-    if args.accumulate > 1:
-        net.collect_params().setattr("grad_req", "add")
+    net.collect_params().setattr("grad_req", "add" if args.accumulate > 1 else "write")
     return net
 
 
@@ -157,66 +154,69 @@ def train_on(args: argparse.Namespace, net: gluon.HybridBlock, trainer: ElasticT
     return train
 
 
-def main() -> None:
-    """Train, evaluate each epoch, export the center, and show what it took."""
-    args, me, ctx = arguments(), world(), local_context()
-    if args.dtype == "amp":
-        amp.init()
-    pictures = open_data(args)
-    args.classes, steps = pictures.num_classes, len(pictures.train)
-    alone = vision.input_rate(pictures)
-    for module in (mx, np):  # ranks vary pictures each in its way; networks are made alike
-        module.random.seed(args.seed + me.worker_rank)
-    net = make_network(args, args.classes, ctx)
-    trainer = make_trainer(args, net)
-    train = train_on(args, net, trainer)
-    path, every_s = f"{args.output}/checkpoints", args.checkpoint_s
-    options = {"folder": path, "every_s": every_s, "background": True}
+def moved(args: argparse.Namespace, data: Any) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+    """Go through the batches of `data` on this rank's device, in the network's type."""
+    ctx, dtype = local_context(), "float16" if args.dtype == "float16" else "float32"
+    return ((x.as_in_context(ctx).astype(dtype, copy=False), y.as_in_context(ctx)) for x, y in data)
+
+
+def score(args: argparse.Namespace, net: Any, pictures: Any, whose: str) -> Dict[str, float]:
+    """Return top-1 and top-5 of what `net` holds now, over the ranks of the client."""
+    top_5 = mx.metric.TopKAccuracy(min(5, args.classes), name="top")
+    metric = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(name="top_1"), top_5])
+    found = evaluate(net, moved(args, pictures.validation()), metric)
+    return {f"{whose}/{name}": value for name, value in found.items()}
+
+
+def train_epochs(args: argparse.Namespace, net: Any, trainer: Any, pictures: Any) -> TrainingLog:
+    """Train what is left and evaluate each epoch; return the log."""
+    me, train, path = world(), train_on(args, net, trainer), f"{args.output}/checkpoints"
+    options = {"folder": path, "every_s": args.checkpoint_s, "background": True}
     state = checkpoint.TrainingState(net, trainer, sampler=pictures.sampler, **options)
-
-    def move(batches: Any) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
-        dtype = "float16" if args.dtype == "float16" else "float32"
-        for x, y in batches:
-            yield x.as_in_context(ctx).astype(dtype, copy=False), y.as_in_context(ctx)
-
-    def validate(whose: str) -> Dict[str, float]:
-        top_5 = mx.metric.TopKAccuracy(min(5, args.classes), name="top")
-        metric = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(name="top_1"), top_5])
-        found = evaluate(net, move(pictures.validation()), metric)
-        return {f"{whose}/{name}": value for name, value in found.items()}
-
     settled = {name: value for name, value in vars(args).items() if value is not None}
     checkpoint.go_on(state, args.epochs, settled, "--output NEW")
+    steps, best = len(pictures.train), checkpoint.BestExport(f"{args.output}/best")
     done, logdir = state.epoch * steps + state.batch, f"{args.output}/tensorboard"
-    best = checkpoint.BestExport(os.path.join(args.output, "best"))
     with TrainingLog(trainer, args.epochs * steps, logdir, first_step=done) as log:
         log.hyperparameters(settled, ["loss", "center/top_1"])
         for epoch in state.epochs(args.epochs):
             batches, optimizer = len(pictures.train), trainer.optimizer
             begun, updates = epoch + state.batch / batches, -(-batches // args.accumulate)
             optimizer.lr_scheduler.begin_epoch(begun, updates, optimizer.num_update)
-            for data, label in move(state.batches(pictures.train, through=log.batches)):
+            for data, label in moved(args, state.batches(pictures.train, through=log.batches)):
                 log.update(batch_size=len(data), **train(data, label, state.batch + 1, batches))
             with log.paused():
-                result = validate("client") if me.num_clients > 1 else {}
+                result = score(args, net, pictures, "client") if me.num_clients > 1 else {}
                 with trainer.center():  # all clients: under rule sgd they make it together
                     if me.client == 0:
-                        result.update(validate("center"))
+                        result.update(score(args, net, pictures, "center"))
                         best.offer(net, result["center/top_1"])
             log.epoch(epoch, **result)
-    trainer.finish()
+    return log
 
-    own = {**log.totals(), "input_per_s": me.size * alone, **validate("client")}
+
+def main() -> None:
+    """Train, evaluate each epoch, export the center, and show what it took."""
+    args, me = arguments(), world()
+    if args.dtype == "amp":
+        amp.init()
+    pictures = open_data(args)
+    alone = vision.input_rate(pictures)
+    for module in (mx, np):  # ranks vary pictures each in its way; networks are made alike
+        module.random.seed(args.seed + me.worker_rank)
+    net = make_network(args, local_context())
+    trainer = make_trainer(args, net)
+    log = train_epochs(args, net, trainer, pictures)
+    trainer.finish()
+    own = {"input_per_s": me.size * alone, **log.totals(), **score(args, net, pictures, "client")}
     clients = share_with_main(own, timeout_s=300)  # all have made their last exchange
-    path = f"{args.output}/result.json"  # of a run that is done, and stays
-    trained = any(client and client["samples"] for client in clients) or not os.path.exists(path)
+    path = Path(args.output, "result.json")  # that of a run that is done stays
     with trainer.center():
         if me.client == 0:
-            found: Dict[str, Any] = {**validate("center"), "clients": clients}
-            if me.is_main and trained:
-                checkpoint.export(net, os.path.join(args.output, "center"))
-                with open(path, "w") as file:
-                    json.dump(found, file, indent=1)
+            found = {**score(args, net, pictures, "center"), "clients": clients}
+            if me.is_main and (any(c and c["samples"] for c in clients) or not path.exists()):
+                checkpoint.export(net, f"{args.output}/center")
+                path.write_text(json.dumps(found, indent=1))
                 print(report(pictures, args, found), flush=True)
 
 

@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
 import pytest
 
+from .data.pictures import png
 from .pool import ROOT, environment, mpiexec
 
 RUN = [sys.executable, "-m", "gluon_esgd.launch"]
@@ -60,10 +62,16 @@ def test_cifar10_goes_on_where_it_was(digits, tmp_path):
     assert told(r"at the end: .* ([\d.]+)%", more)[0] > 50
 
 
-def test_cifar10_of_gluon_is_read_and_never_fetched(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("cifar10_resnet", CIFAR10[1])
+def module(command):
+    """The recipe that `command` runs, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(command[1]).stem, command[1])
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
+    return recipe
+
+
+def test_cifar10_of_gluon_is_read_and_never_fetched(tmp_path, monkeypatch):
+    recipe = module(CIFAR10)
     records = np.arange(3073 * 4, dtype="u1").reshape(4, 3073)
     for name in [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]:
         (tmp_path / name).write_bytes(records.tobytes())
@@ -121,7 +129,7 @@ def test_finetune_parameters_of_the_model_zoo(tmp_path):
     from sklearn.datasets import load_sample_images
 
     images = Path(load_sample_images.__code__.co_filename).parent / "images"
-    for part in ("train", "test"):
+    for part in ("train", "val"):
         for name in ("china", "flower"):
             (tmp_path / part / name).mkdir(parents=True)
             for copy in "ab":
@@ -140,6 +148,29 @@ def test_finetune_parameters_of_the_model_zoo(tmp_path):
     assert after["output.bias"].shape == (2,) and set(after) == set(before)
     for name in (name for name in before if name.startswith("features")):
         assert (after[name].asnumpy() == before[name].asnumpy()).all(), name
+
+
+def test_finetune_labels_are_the_classes_to_train_on(tmp_path, monkeypatch, capsys):
+    """Also where val/ lacks the first of them."""
+    recipe, given = module(FINETUNE), []
+    for part, names in (("train", "abc"), ("val", "bc")):
+        for name in names:
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "1.png").write_bytes(png(np.zeros((8, 8, 3), "u1")))
+    mx.nd.save(str(tmp_path / "zoo.params"), {"output.bias": mx.nd.zeros(7)})
+    net = SimpleNamespace(load_parameters=lambda path, ctx: None)
+    monkeypatch.setattr(recipe, "get_model", lambda name, classes: given.append(classes) or net)
+    monkeypatch.setattr(recipe, "train", lambda net, data, *_: given.append(data) or 0.5)
+    options = ["--params", tmp_path / "zoo.params", "--data", tmp_path]
+    monkeypatch.setattr(sys, "argv", list(map(str, ["finetune.py", *options])))
+    recipe.main()
+    classes, data, _ = given
+    assert (classes, data.num_classes) == (
+        7,
+        3,
+    ) and "50.00% with a new head" in capsys.readouterr().out
+    labels = [list(y.asnumpy()) for _, y in (*data.validation(), *data.train)]
+    assert (labels[0], sorted(labels[1])) == ([1, 2], [0, 1, 2])
 
 
 def test_recipes_stay_short():

@@ -73,11 +73,11 @@ def test_the_norm_is_that_of_the_mean_gradient(tmp_path):
 
 
 def test_times_of_a_step_add_up(monkeypatch, tmp_path):
-    clock = iter([0.0, 0, 1, 3, 4, 5, 11, 11, 11, 11, 11])
+    clock = iter([-9.0, -9, 0, 1, 3, 4, 5, 11, 11, 11, 11, 11])
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     trainer = Trainer()
     with TrainingLog(trainer, logdir=str(tmp_path), every=2) as log:
-        for _ in log.batches("ab"):  # waited for from 1 to 3, and from 4 to 5
+        for _ in log.batches("ab"):  # from 0 on, waited for from 1 to 3, and from 4 to 5
             trainer.counters.collective_s += 0.25
             trainer.counters.center_s += 0.125
             log.update(1.0, 1)  # the second at 11
@@ -86,6 +86,22 @@ def test_times_of_a_step_add_up(monkeypatch, tmp_path):
     assert times == {
         "step": 5.5, "input": 1.5, "compute": 4.0, "collectives": 0.25, "center": 0.125
     }  # fmt: skip
+
+
+def test_what_a_restart_leaves_out_is_not_in_the_rate(monkeypatch, tmp_path):
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now.s))
+    place(monkeypatch, size=2)
+    with TrainingLog(logdir=str(tmp_path), every=2, first_step=6) as log:
+        now.s = 100.0  # a checkpoint is loaded, and six batches are made and dropped
+        for epoch in range(2):
+            for _ in log.batches("ab"):
+                now.s += 4.0
+                log.update(1.0, 16)
+            now.s += 2.0 * (epoch == 0)  # an end of an epoch counts as ever
+        assert (log.seconds, log.samples) == (18.0, 64)
+    rates = read_curves(tmp_path / "client0")["images_per_s"]
+    assert rates == [(8, 2 * 32 / 8), (10, pytest.approx(2 * 32 / 10))]
 
 
 def test_epochs_and_hyperparameters(monkeypatch, tmp_path, capsys):

@@ -12,6 +12,7 @@ from ..states import Array, States, as_states, as_tree, damaged, read_tree, writ
 __all__ = ["Checkpoint", "read", "write"]
 
 _KIND = "checkpoint"
+_RANK = {"now", "start", "mxnet", "batch", "batch_size"}
 
 
 @dataclass
@@ -32,8 +33,9 @@ class Checkpoint:
     statistics : list of list of Array
         Running statistics of each device of each rank: their bytes, one after the other.
     ranks : list of dict
-        Of each rank its own ``batch``, and ``now`` and, inside an epoch, ``start`` (of the epoch's
-        data), see `random_states`, and MXNet's seed.
+        Of each rank its own ``batch``, the ``batch_size`` of its loader where that said one, and
+        ``now`` and, inside an epoch, ``start`` (of the epoch's data), see `random_states`, and
+        MXNet's seed.
     states : States
         What the trainer remembers, and where it stands.
     """
@@ -85,6 +87,8 @@ def _checked(found: Checkpoint) -> Checkpoint:
     if len(found.ranks) != found.size or len(found.statistics) != found.size:
         raise ValueError(f"not of {found.size} ranks")
     for own in found.ranks:
-        if set(own) != {"now", "start", "mxnet", "batch"} or type(own["batch"]) is not int:
+        if set(own) != _RANK or type(own["batch"]) is not int:
             raise ValueError("what belongs to a rank is missing")
+        if own["batch_size"] is not None and type(own["batch_size"]) is not int:
+            raise TypeError(f"batch_size is {own['batch_size']!r}")
     return found

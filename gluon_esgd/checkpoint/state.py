@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
-import mxnet as mx
 from mxnet import gluon
 
 from ..collectives import agree
-from ..resume import on_leader
-from ..states import States
-from ..states import check as check_states
 from ..topology import World, world
 from ..trainer import ElasticTrainer
-from . import network, random_states
 from .arguments import checked_count, checked_every, checked_folder
 from .choice import same_shares
-from .content import Checkpoint, read
-from .preemption import SAVE, STOP, Signal, Votes
-from .random_states import in_arrays
-from .rest import rest_of
+from .content import Checkpoint
+from .decisions import Decisions
+from .position import counted_in
+from .preemption import STOP
+from .rest import Rest, batch_size_of
 from .store import Loaded, Store
+from .whole import Place, Whole
 
 __all__ = ["TrainingState"]
 
@@ -95,21 +91,18 @@ class TrainingState:
         if not isinstance(trainer, ElasticTrainer):
             raise TypeError(f"trainer={type(trainer).__name__} must be an ElasticTrainer")
         self._world: World = world()
-        self._net, self._trainer, self._sampler = net, trainer, sampler
+        self._trainer, self._sampler = trainer, sampler
         root = checked_folder(folder, self._world.settings.job_dir)
         self._store = Store(self._world, root, checked_count("keep", keep), background)
-        self._every_steps, self._every_s = checked_every(every_steps, every_s)
-        self._signal = Signal()
-        self._votes: Optional[Votes] = None
-        self._loaded = False
-        self._resumed: Optional[Dict[str, Any]] = None  # of this rank, for the rest of an epoch
-        self._start: Optional[Dict[str, Any]] = None  # random states at the start of the batches
+        self._whole = Whole(self._world, net, trainer, self._store)
+        self._every_steps, every_s = checked_every(every_steps, every_s)
+        self._decisions = Decisions(self._world, self._every_steps, every_s)
+        self._rest, self._loaded = Rest(), False
         self._in_epoch = self._passed = self._in_batch = False
         self._goes_on = False  # inside an epoch, with the shares that it began with
+        self._batch_size: Optional[int] = None  # of the batches that are counted
         self._shared_by = self._world.num_clients, self._world.client
-        self._decided = self._steps_since = 0
         self._stepped = 0  # batches done at the last update
-        self._saved_at = time.monotonic()
         self.epoch = self.batch = 0
 
     @property
@@ -142,16 +135,16 @@ class TrainingState:
         agree(self._world.control, "setting of the loop", said)
         if not self._loaded:
             self.load()
-        self._votes = self._votes or Votes(self._world)
+        self._decisions.open()
         self._trainer._after_step = self._after_step
         self._rescue_by(self._rescue)
         try:
-            with self._signal.watched():
+            with self._decisions.signal.watched():
                 while self.epoch < total:
                     self._begin_epoch()
                     yield self.epoch
                     self._end_epoch()
-                self._votes.close()
+                self._decisions.close()
                 self.wait()
         finally:
             self._trainer._after_step = None
@@ -162,11 +155,11 @@ class TrainingState:
             self._trainer._replica.rescue_by(rescue)
 
     def _begin_epoch(self) -> None:
-        self._in_epoch, self._passed, self._decided = True, False, 0
-        goes_on, self._goes_on = self._goes_on, False
+        self._in_epoch, self._passed = True, False
+        self._decisions.begin_epoch()
         if self._sampler is None:
             return
-        if not goes_on and hasattr(self._sampler, "share_anew"):
+        if not self._goes_on and hasattr(self._sampler, "share_anew"):
             self._shared_by = self._sampler.share_anew()
         self._sampler.set_epoch(self.epoch)
 
@@ -177,11 +170,11 @@ class TrainingState:
         return clients if place == self._world.client else 0
 
     def _end_epoch(self) -> None:
-        self._in_epoch = self._passed = False
-        self.epoch, self.batch, self._start, self._resumed = self.epoch + 1, 0, None, None
+        self._in_epoch = self._passed = self._goes_on = False
+        self.epoch, self.batch = self.epoch + 1, 0
+        self._rest.end()
         self.save()
-        assert self._votes is not None
-        if self._votes.now(STOP if self._signal.came else 0):
+        if self._decisions.stops_now():
             self._leave()
 
     def batches(
@@ -198,7 +191,8 @@ class TrainingState:
         ----------
         loader : iterable
             A ``DataLoader``, or anything that can be gone through in each epoch. What was done is
-            left out, with the order that it had: from a ``DataLoader`` without being loaded.
+            left out, with the order that it had: from a ``DataLoader`` without being loaded. Where
+            batches have another size now, `batch` becomes the number of these from this call on.
         through : callable, optional
             What is left goes through it, such as `TrainingLog.batches`: neither what is left out
             nor saving is then counted as input.
@@ -208,16 +202,26 @@ class TrainingState:
         RuntimeError
             On this rank: outside of `epochs`, or a second time in one epoch.
         OSError, ValueError
-            On all ranks of the client: what `save` raises.
+            On all ranks of the client: what `save` raises. On all ranks of the client, of the job
+            where one MPI job is split: a run that goes on inside an epoch has another batch size,
+            by which what was done cannot be divided.
         """
         if not self._in_epoch or self._passed:
             raise RuntimeError(
                 "batches() counts one pass in each epoch of epochs(): call it inside that loop, "
                 "once in each epoch"
             )
+        size = batch_size_of(loader)
+        if self._goes_on:
+            done = self.epoch, self.batch, self._batch_size
+            self.batch = counted_in(self._world, *done, size)
+        self._batch_size, self._goes_on = size, False
         self._passed, self._stepped = True, self.batch
+        return self._counted(through(self._rest.of(loader, self.batch)))
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            for item in through(self._rest(loader)):
+            for item in batches:
                 self._in_batch = True
                 yield item
                 self._in_batch = False
@@ -226,51 +230,25 @@ class TrainingState:
         finally:
             self._in_batch = False
 
-    def _rest(self, loader: Iterable[Any]) -> Iterator[Any]:
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None and resumed["start"] is not None:
-            random_states.put(resumed["start"])
-        self._start = random_states.read()
-        rest = rest_of(loader, self.batch)
-        if resumed is not None:
-            random_states.put(resumed["now"])
-            random_states.seed_mxnet(resumed["mxnet"])
-        return rest
-
     def _after_step(self) -> None:
         """After an update, also one of `join`: decide what is done after this batch."""
         if not self._passed:  # not a loop over `batches`
             return
-        self._steps_since += 1
         self._stepped = self.batch + self._in_batch
-        vote = SAVE if self._is_time() else 0
-        assert self._votes is not None
-        self._decided |= self._votes.cast(vote | (STOP if self._signal.came else 0))
-        if self._every_steps is not None and self._steps_since >= self._every_steps:
-            self._decided |= SAVE
+        self._decisions.after_step()
         if not self._in_batch:  # this rank has no batches left, others do
             self._act()
 
     def _act(self) -> None:
-        decided, self._decided = self._decided, 0
+        decided = self._decisions.take()
         if decided:
             self.save()
         if decided & STOP:
             self._leave()
 
-    def _is_time(self) -> bool:
-        """Whether the leader votes for a save now; it comes one step later."""
-        if self._every_s is None or not self._world.is_leader:
-            return False
-        now = time.monotonic()
-        due = now - self._saved_at >= self._every_s
-        self._saved_at = now if due else self._saved_at
-        return due
-
     def _leave(self) -> None:
         self.wait()
-        assert self._votes is not None
-        self._votes.close()
+        self._decisions.close()
         if self._world.is_leader:
             _log.warning(
                 "client %d leaves after SIGTERM, in epoch %d after batch %d; it goes on from there "
@@ -294,20 +272,17 @@ class TrainingState:
             On all ranks of the client.
         """
         path = self._save(self.batch)
-        self._saved_at, self._steps_since = time.monotonic(), 0
+        self._decisions.saved()
         return path
 
     def _save(self, batch: int) -> str:
         """Save with `batch` batches of this rank done."""
         self.wait()
         states = self._trainer._collect_states()
-        mine = {**self._random_states(), "batch": batch}
-        said = self._world.allgather([mine, network.own_statistics(self._net)])
-        return self._store.save(lambda: self._checkpoint(states, said))
-
-    def _random_states(self) -> Dict[str, Any]:
-        mxnet = random_states.renew_mxnet()
-        return {"now": random_states.read(), "start": self._start, "mxnet": mxnet}
+        mine = {**self._rest.random_states(), "batch": batch, "batch_size": self._batch_size}
+        sampler_epoch = None if self._sampler is None else int(self._sampler.epoch)
+        place = Place(self.epoch, self._sharing_clients, sampler_epoch)
+        return self._whole.save(place, states, mine)
 
     def _rescue(self) -> None:
         """Save what was before the step in which the other clients were lost; see `Replica`.
@@ -326,23 +301,6 @@ class TrainingState:
             _log.warning(
                 "the other clients are lost in this step: what was before it is in %s", path
             )
-
-    def _checkpoint(self, states: Optional[States], said: List[Any]) -> Checkpoint:
-        assert states is not None, "the leader has them"
-        return Checkpoint(
-            epoch=self.epoch,
-            batch=max(own["batch"] for own, _ in said),
-            num_clients=self._sharing_clients,
-            size=self._world.size,
-            sampler_epoch=None if self._sampler is None else int(self._sampler.epoch),
-            parameters=network.collect(self._net),
-            statistics=[[network.statistics_array(d) for d in devices] for _, devices in said],
-            ranks=[
-                {**own, "now": in_arrays(own["now"]), "start": in_arrays(own["start"])}
-                for own, _ in said
-            ],
-            states=states,
-        )
 
     def wait(self) -> None:
         """Return when the last checkpoint is written; collective in the client.
@@ -379,76 +337,28 @@ class TrainingState:
             Inside ``with trainer.center():``.
         """
         self.wait()
-        found = self._store.load(None if path is None else os.fspath(path), self._trainer.rule)
-        checkpoint = None if found is None else self._checked(found)
-        self._check_clients(checkpoint)
+        found = self._whole.load(None if path is None else os.fspath(path))
         self._loaded = True
-        if found is None or checkpoint is None:
+        if found is None:
             return None
-        self._take(checkpoint, found)
-        return found.path
-
-    def _check_clients(self, checkpoint: Optional[Checkpoint]) -> None:
-        """In a split world clients that went on from other places would wait for each other."""
-
-        def compare() -> None:
-            mx.nd.waitall()  # leaders have one communicator for engine and main thread
-            place = checkpoint and [checkpoint.epoch, checkpoint.batch]
-            assert self._world.leaders is not None
-            places = self._world.leaders.allgather(place, "the places of all clients")
-            for client, other in enumerate(places):
-                if other != places[0]:
-                    raise ValueError(
-                        f"client 0 goes on from epoch and batch {places[0]}, client {client} from "
-                        f"{other}: give all clients one folder on a file system that they share"
-                    )
-
-        if self._world.settings.is_split:
-            on_leader(self._world, compare)
-
-    def _checked(self, found: Loaded) -> Checkpoint:
-        """The checkpoint, where it fits on every rank."""
-        path, fault, checkpoint = found.path, None, None
-        try:
-            checkpoint = read(found.data, path)
-            network.check(self._net, checkpoint, path)
-            check_states(checkpoint.states, self._trainer._optimizer, self._trainer._params, path)
-        except Exception as error:  # the others must not wait for this rank
-            fault = str(error) if isinstance(error, ValueError) else f"{path}: {error!r}"
-        faults = self._world.allgather(fault)
-        for rank, text in enumerate(faults):
-            if text is not None:
-                raise ValueError(text if faults[0] is not None else f"rank {rank}: {text}")
-        assert checkpoint is not None
-        return checkpoint
+        self._take(*found)
+        return found[1].path
 
     def _take(self, checkpoint: Checkpoint, found: Loaded) -> None:
         me, own = self._world, found.own
-        network.put(self._net, checkpoint.parameters)
-        network.put_statistics(self._net, checkpoint.statistics, me.rank, me.size)
-        self._trainer._put_states(checkpoint.states, own=self._keeps_weights(own))
+        self._whole.put(checkpoint, own)
         same = same_shares(checkpoint, self._sharing_clients, me.size)
         self.epoch, self.batch = checkpoint.epoch, 0
         if self._sampler is not None and checkpoint.sampler_epoch is not None:
             self._sampler.set_epoch(checkpoint.sampler_epoch)
         self._goes_on = same and checkpoint.batch > 0
         if same:
-            self.batch = checkpoint.ranks[me.rank]["batch"]
+            mine = checkpoint.ranks[me.rank]
+            self.batch, self._batch_size = mine["batch"], mine["batch_size"]
         if same and own:
-            self._resumed = resumed = checkpoint.ranks[me.rank]
-            random_states.put(resumed["now"])
-            random_states.seed_mxnet(resumed["mxnet"])
-        self._steps_since = 0
+            self._rest.resume(checkpoint.ranks[me.rank])
+        self._decisions.loaded()
         if me.is_leader:
             again = "" if same or not checkpoint.batch else ", which begins again: others share it"
             place = f"epoch {self.epoch}, batch {self.batch}{again}"
             _log.info("client %d goes on from %s: %s", me.client, found.path, place)
-
-    def _keeps_weights(self, own: bool) -> bool:
-        """Whether the client comes with its weights, and client 0 with its center.
-
-        One that was started again while others trained on takes theirs.
-        """
-        settings = self._world.settings
-        restarted = settings.life > 0 and settings.num_servers > 0
-        return (own or self._world.client == 0) and not restarted

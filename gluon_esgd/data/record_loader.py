@@ -82,6 +82,11 @@ class RecordLoader:
     def __len__(self) -> int:
         return self.shard.batches_per_epoch
 
+    @property
+    def batch_size(self) -> int:
+        """Samples in each batch of this worker; the order of the samples is the same for any."""
+        return self.shard.batch_size
+
     def __iter__(self) -> Iterator[Tuple[mx.nd.NDArray, mx.nd.NDArray]]:
         """Yield data and label of each batch of the epoch."""
         shard, epoch = self.shard, self.epoch

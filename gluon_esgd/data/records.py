@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
+from ..durable import moved_to
 from .decoding import image_fault
 from .framing import Buffer, Fault, Scan, content, scan
 
@@ -149,11 +150,10 @@ def copy_good_records(
             _log.warning("%s: left out %s", path_rec, fault)
         keys, entries = _keys(path_idx or index_path(path_rec)), []
         names_all = all(begin in keys for _, begin, _ in found.records)
-        with open(to_rec + ".new", "wb") as file:
+        with moved_to(to_rec, synced=False) as beside, open(beside, "wb") as file:
             for number, begin, end in found.records:
                 entries.append((keys[begin] if names_all else str(number), file.tell()))
                 file.write(data[begin:end])
-    os.replace(to_rec + ".new", to_rec)
     _write_index(index_path(to_rec), entries)
     return len(entries)
 
@@ -251,10 +251,8 @@ def _keys(path_idx: Path) -> Dict[int, str]:
 
 
 def _write_index(path_idx: Path, entries: List[Tuple[str, int]]) -> None:
-    path = os.fspath(path_idx)
-    with open(path + ".new", "w") as file:
+    with moved_to(os.fspath(path_idx), synced=False) as beside, open(beside, "w") as file:
         file.writelines(f"{key}\t{offset}\n" for key, offset in entries)
-    os.replace(path + ".new", path)
 
 
 def _raise(path_rec: str, faults: List[str]) -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
+from ..durable import write_whole
 from ..settings import RANK_VARIABLES, Settings, read
 from . import proc
 from .gpus import VISIBLE, gpus_of, mates, share
@@ -127,10 +128,8 @@ def _bind(settings: Settings, number: int) -> None:
 
 def _report(path: Path, **what: Any) -> None:
     """Write a state file in one piece: whoever reads it never sees half of it."""
-    text = json.dumps({"host": socket.gethostname(), "time": time.time(), **what})
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text)
-    part.replace(path)
+    report = {"host": socket.gethostname(), "time": time.time(), **what}
+    write_whole(path, json.dumps(report).encode(), synced=False)  # the launcher lives and reads
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

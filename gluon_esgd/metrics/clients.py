@@ -7,6 +7,7 @@ import os
 import time
 from typing import Dict, List, Mapping, Optional
 
+from ..durable import write_whole
 from ..engine import lane
 from ..topology import world
 
@@ -45,7 +46,7 @@ def share_with_main(
         return mine
     number = me.broadcast(_calls_before(job_dir, me.client) if me.is_leader else None)
     paths = [_result(job_dir, number, k) for k in range(me.num_clients)]
-    me.on_leader(lambda: _write_atomically(paths[me.client], json.dumps(dict(values))))
+    me.on_leader(lambda: _write(paths[me.client], dict(values)))
     if me.client != 0:
         return mine
     return me.broadcast(_collect(paths, timeout_s) if me.is_leader else None)
@@ -74,12 +75,9 @@ def _calls_before(job_dir: str, client: int) -> int:
     return number
 
 
-def _write_atomically(path: str, text: str) -> None:
+def _write(path: str, values: Dict[str, float]) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(values).encode(), synced=False)  # client 0 waits for it
 
 
 def _collect(paths: List[str], timeout_s: float) -> List[Optional[Dict[str, float]]]:

@@ -65,8 +65,8 @@ class TrainingLog:
     samples : int
         Of this rank, since the log was made.
     seconds, input_s : float
-        Since the log was made without its pauses, and how much of it the network waited for a
-        batch of `batches`.
+        Since the log was made, or since `batches` if no step came before, without its pauses; and
+        how much of it the network waited for a batch of `batches`.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class TrainingLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds from making the log to closing it, without its pauses."""
+        """Seconds from making the log, or the first `batches`, to closing it, without pauses."""
         return (self._closed or time.monotonic()) - self._began
 
     @contextmanager
@@ -139,8 +139,13 @@ class TrainingLog:
         That is from when Python asks for the batch, or from when the network has done what it was
         given before where that is later: sources of batches wait for MXNet's engine, too. Without
         a trainer what `update` was given last stands for the network.
+
+        Where no step was made before, the log's time begins here: a run that goes on may have
+        loaded a checkpoint, and left out what was done already.
         """
         iterator = iter(batches)
+        if not self.samples:
+            self._began = self._start = time.monotonic()
         while True:
             start = time.monotonic()
             end = End(self._last if self._trainer is None else arrays_of(self._trainer))

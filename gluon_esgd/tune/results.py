@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Any, Dict, List, Optional
 from ..collectives.choice import default
 from ..collectives.tuning import VERSION, load, shape_of
 from ..communicator import Communicator
+from ..durable import write_whole
 from ..settings import PREFIX, own_tuning_path, read
 from .measure import Samples
 from .request import size_text
@@ -189,18 +189,7 @@ def told(path: str) -> str:
 
 def write(path: str, document: Document) -> None:
     """Write the file in one piece: nobody ever reads half of it, whatever happens meanwhile."""
-    place = os.path.realpath(path)  # a link stays one
-    part = f"{place}.{os.getpid()}.part"
-    try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(_json(document) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+    write_whole(os.path.realpath(path), f"{_json(document)}\n".encode())  # a link stays one
 
 
 def _json(value: Any, indent: str = "") -> str:

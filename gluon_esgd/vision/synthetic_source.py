@@ -40,7 +40,7 @@ def open_synthetic(epoch: Tuple[int, int], batch_size: int, image_size: int) -> 
 
 class _Again:
     def __init__(self, batch: List[mx.nd.NDArray], times: int) -> None:
-        self._batch, self._times = batch, times
+        self._batch, self._times, self.batch_size = batch, times, len(batch[0])
 
     def __len__(self) -> int:
         return self._times

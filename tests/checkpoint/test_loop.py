@@ -24,11 +24,11 @@ def saved_by_the_clock(folder: str) -> List[Any]:
     from gluon_esgd import world
 
     _net, _trainer, state, _ = outcome = make(folder, every_s=1e9)
-    clock = state._saved_at
+    decisions, clock = state._decisions, state._decisions.saved_at
     for epoch in state.epochs(1):
         for i, (x, y) in enumerate(state.batches(outcome[3])):
             if i == 2 and world().rank == 0:
-                state._saved_at = clock - 2e9  # it is time on the leader, and nowhere else
+                decisions.saved_at = clock - 2e9  # it is time on the leader, and nowhere else
             train_step(outcome[0], outcome[1], x.asnumpy(), y.asnumpy())
         assert epoch == 0
     return positions(folder)
@@ -138,7 +138,7 @@ def test_a_worker_of_a_loader_can_still_be_ended(tmp_path: Any) -> None:
         if ended == (0, 0):
             os.kill(pid, signal.SIGKILL)
         assert ended == (pid, signal.SIGTERM)
-    assert not state._signal.came
+    assert not state._decisions.signal.came
 
 
 def test_wrong_arguments_are_named(tmp_path: Any) -> None:
@@ -158,6 +158,14 @@ def test_wrong_arguments_are_named(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="epochs=-1 must be at least 0"):
         next(state.epochs(-1))
     assert checked_folder(None, "/a/job") == "/a/job/checkpoints"
+
+
+def test_without_batches_sigterm_is_heard_at_the_end_of_the_epoch(tmp_path: Any) -> None:
+    _, _, state, _ = make(str(tmp_path))
+    with pytest.raises(SystemExit) as left:
+        for _ in state.epochs(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert left.value.code == 143 and positions(str(tmp_path)) == [(1, 0)]
 
 
 def test_one_pass_in_each_epoch(tmp_path: Any) -> None:

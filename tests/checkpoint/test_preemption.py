@@ -72,7 +72,7 @@ def wait_in_a_batch(folder: str) -> None:
     for _ in state.epochs(1):
         for _ in state.batches(loader):
             print("ready", flush=True)
-            while not state._signal.came:
+            while not state._decisions.signal.came:
                 time.sleep(0.01)
             print("still here", flush=True)
             while True:

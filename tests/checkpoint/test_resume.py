@@ -8,6 +8,7 @@ from typing import Any, List
 import numpy as np
 import pytest
 
+from gluon_esgd.checkpoint.content import read
 from gluon_esgd.checkpoint.folder import entries, folder_of
 
 from ..pool import Pools, Shape
@@ -185,6 +186,9 @@ def place(folder: str) -> Any:
 
 def test_a_loop_that_is_over_does_nothing(tmp_path: Any) -> None:
     first = run(str(tmp_path))
+    with open(entries(folder_of(str(tmp_path), 0))[0].path, "rb") as file:
+        (own,) = read(file.read(), "the last").ranks
+    assert own["start"] is None, "random numbers of an epoch that is over are not gone back to"
     again = run(str(tmp_path))
     assert first is not None and again is not None
     assert again == Outcome(first.weights, [], first.statistics)
