@@ -18,6 +18,7 @@ OUTSIDE = "repository/"
 ENTRY = re.compile(r"^## (.+)$|^- \[(.+?)\]\((.+?)\)", re.M)
 CODE = r"^ *```.*?^ *```$|`[^`\n]+`"
 LINK = re.compile(CODE + r"|(\]\()(?![a-z]+:|#)([^)#\s]+)", re.M | re.S)
+PAGE = re.compile(r"\bdocs/([a-z]+)\.md\b")
 TEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 
 
@@ -64,8 +65,10 @@ def on_page_markdown(markdown, page, **_):
     return LINK.sub(link, markdown)
 
 
-def on_page_content(html, **_):
-    """Draw formulas."""
+def on_page_content(html, page, **_):
+    """Draw formulas, and make links of the pages that docstrings name."""
+    if page.file.src_uri == "api.md":
+        html = PAGE.sub(r'<a href="\1.html">docs/\1.md</a>', html)
     return TEX.sub(lambda m: convert(unescape(m[2]), display=_DISPLAY[m[1]]), html)
 
 

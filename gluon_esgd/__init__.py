@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
 __version__ = "0.1.0.dev0"
+"""Version of the package, by Semantic Versioning."""
 
 if TYPE_CHECKING:
     from .log import get_logger as get_logger

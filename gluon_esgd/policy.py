@@ -97,6 +97,7 @@ def resolve(
     lazy: Optional[int] = None,
     outer: Optional[Mapping[str, float]] = None,
     compression_params: Optional[Mapping[str, Any]] = None,
+    aloud: bool = True,
 ) -> Policy:
     """Find and check what holds for a trainer.
 
@@ -110,6 +111,8 @@ def resolve(
         As given to the trainer; a string with ``dist`` in it says a rule.
     rule, interval, alpha, beta, lazy, outer, compression_params
         The trainer's keyword arguments, None where not given.
+    aloud : bool, default True
+        Whether what is taken otherwise than meant is logged: by one rank of a job.
 
     Raises
     ------
@@ -122,7 +125,8 @@ def resolve(
     rule = rule or settings.rule or _rule_of(kvstore) or default
     _check_servers(rule, settings)
     if rule != "sgd" and settings.num_servers == 0 and settings.num_clients == 1:
-        _log.warning("rule %r with one client and no server has no center: using 'sgd'", rule)
+        if aloud:
+            _log.warning("rule %r with one client and no server has no center: using 'sgd'", rule)
         rule = "sgd"
     carrier = optimizer if isinstance(optimizer, ElasticSGD) else None
     length = _interval(interval, settings, carrier)

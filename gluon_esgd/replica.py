@@ -86,6 +86,7 @@ class Replica:
         self._reduced: List[Parameter] = []
         self._round_lengths: List[int] = []
         self._step = 0
+        self._resumed = False
         self._started = False
         self._drop_gradient = self._ignored_stale = False
         self._rescue: Optional[Callable[[], None]] = None
@@ -344,7 +345,7 @@ class Replica:
         self._equal_ranks()
         if self._exchange is not None:
             flat = self._exchange.pull(sync)
-            if self._world.is_leader and not self._counters.exchanges:
+            if self._world.is_leader and not (self._counters.exchanges or self._resumed):
                 _log.warning("this client has not exchanged with the center yet")
         else:
             self._job.lane.wait()
@@ -402,7 +403,7 @@ class Replica:
         put_in_place(states, *trainer, aloud=self._world.is_leader)
         updates = self._optimizer.num_update
         position = states.position or Position(updates, updates)
-        self._step = position.step
+        self._step, self._resumed = position.step, True
         if self._exchange is not None:
             self._exchange.resume(position, own)
         self._started = False  # clients meet again at the next step

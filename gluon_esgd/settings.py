@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from .errors import SettingsError, raise_faults
@@ -231,7 +232,7 @@ def read(environ: Optional[Mapping[str, str]] = None) -> Settings:
     faults: List[str] = []
     for name in sorted(n for n in environ if n.startswith(PREFIX)):
         if name not in known:
-            faults.append(f"{name} is not a setting; known are {', '.join(sorted(known))}")
+            faults.append(_unknown(name, sorted(known)))
             continue
         parse = known[name].metadata["parse"]
         try:
@@ -240,6 +241,15 @@ def read(environ: Optional[Mapping[str, str]] = None) -> Settings:
             faults.append(f"{name}={environ[name]!r} must be {parse.__doc__}")
     raise_faults("environment", faults, SettingsError)
     return Settings(**values)
+
+
+def _unknown(name: str, known: List[str]) -> str:
+    """The fault of a variable that is none; names are compared without what they all begin with."""
+    own, every = [other[len(PREFIX) :] for other in known], ", ".join(known)
+    near = get_close_matches(name[len(PREFIX) :], own, n=1)
+    if not near:
+        return f"{name} is not a setting; known are {every}"
+    return f"{name} is not a setting; nearest is {PREFIX}{near[0]}; known are {every}"
 
 
 def own_tuning_path() -> str:

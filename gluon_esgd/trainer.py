@@ -31,8 +31,9 @@ class ElasticTrainer(gluon.Trainer):
 
     In one process it is ``gluon.Trainer``, to the bit. Ranks of a client take the
     mean gradient of all their samples in every step; clients meet through the
-    servers by `rule`. Making one is collective in the client: all ranks bring
-    the same parameters, and take the leader's values.
+    servers by `rule`: docs/algorithms.md has equations, defaults and the six
+    algorithms. Making one is collective in the client: all ranks bring the same
+    parameters, and take the leader's values.
 
     Parameters
     ----------
@@ -46,9 +47,9 @@ class ElasticTrainer(gluon.Trainer):
         to the servers. Nothing else is offered there.
     update_on_kvstore : bool, optional
         In a distributed job None and False; True is taken with a warning.
-    rule : {'sgd', 'asgd', 'esgd'}, optional
-        What clients do; unset: launcher, kvstore string, then ``sgd`` with one
-        client, else ``esgd``.
+    rule : str, optional
+        What clients do: ``sgd``, ``asgd`` or ``esgd``. Unset: as the launcher
+        or the kvstore string says, then ``sgd`` with one client, else ``esgd``.
     interval : int or callable, optional
         Optimizer steps between two exchanges, or a function of the step.
     alpha, beta : float, optional
@@ -59,6 +60,11 @@ class ElasticTrainer(gluon.Trainer):
         Momentum of the center, on what clients bring: ``{"momentum": 0.9,
         "learning_rate": 1.0}``; either key. Needs a center.
 
+    Attributes
+    ----------
+    counters : Counters
+        What the library itself has done, docs/metrics.md.
+
     Raises
     ------
     ValueError
@@ -66,10 +72,6 @@ class ElasticTrainer(gluon.Trainer):
         argument, by name.
     TopologyError
         On all ranks: the processes are not those that were announced.
-
-    See Also
-    --------
-    docs/algorithms.md : equations, defaults and the six algorithms.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class ElasticTrainer(gluon.Trainer):
             lazy=lazy,
             outer=outer,
             compression_params=compression_params if shared else None,
+            aloud=world.is_main,
         )
         self.counters = Counters()
         self._accumulation = Accumulation(self._params)

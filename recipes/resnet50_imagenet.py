@@ -173,18 +173,17 @@ def train_epochs(args: argparse.Namespace, net: Any, trainer: Any, pictures: Any
     me, train, path = world(), train_on(args, net, trainer), f"{args.output}/checkpoints"
     options = {"folder": path, "every_s": args.checkpoint_s, "background": True}
     state = checkpoint.TrainingState(net, trainer, sampler=pictures.sampler, **options)
-    state.load()
+    settled = {name: value for name, value in vars(args).items() if value is not None}
+    checkpoint.go_on(state, args.epochs, settled, "--output NEW")
     steps, best = len(pictures.train), checkpoint.BestExport(f"{args.output}/best")
     done, logdir = state.epoch * steps + state.batch, f"{args.output}/tensorboard"
     with TrainingLog(trainer, args.epochs * steps, logdir, first_step=done) as log:
-        settled = {name: value for name, value in vars(args).items() if value is not None}
         log.hyperparameters(settled, ["loss", "center/top_1"])
         for epoch in state.epochs(args.epochs):
-            rest = state.batches(pictures.train, through=log.batches)
             batches, optimizer = len(pictures.train), trainer.optimizer
             begun, updates = epoch + state.batch / batches, -(-batches // args.accumulate)
             optimizer.lr_scheduler.begin_epoch(begun, updates, optimizer.num_update)
-            for data, label in moved(args, rest):
+            for data, label in moved(args, state.batches(pictures.train, through=log.batches)):
                 log.update(batch_size=len(data), **train(data, label, state.batch + 1, batches))
             with log.paused():
                 result = score(args, net, pictures, "client") if me.num_clients > 1 else {}
@@ -211,12 +210,13 @@ def main() -> None:
     trainer.finish()
     own = {"input_per_s": me.size * alone, **log.totals(), **score(args, net, pictures, "client")}
     clients = share_with_main(own, timeout_s=300)  # all have made their last exchange
+    path = Path(args.output, "result.json")  # that of a run that is done stays
     with trainer.center():
         if me.client == 0:
             found = {**score(args, net, pictures, "center"), "clients": clients}
-            if me.is_main:
+            if me.is_main and (any(c and c["samples"] for c in clients) or not path.exists()):
                 checkpoint.export(net, f"{args.output}/center")
-                Path(args.output, "result.json").write_text(json.dumps(found, indent=1))
+                path.write_text(json.dumps(found, indent=1))
                 print(report(pictures, args, found), flush=True)
 
 

@@ -128,18 +128,27 @@ def test_class_folders(tmp_path: Path) -> None:
 
 
 def test_noise_and_more_epochs_later(tmp_path: Path) -> None:
-    """An epoch in one process, two more on two ranks: half as many updates in each."""
+    """An epoch in one process, two more on two ranks, half as many updates in each; then none."""
     options = [*SMALL, "--synthetic", 80, "--output", tmp_path]
     alone = run([*RECIPE, *options, "--epochs", 1])
     assert "20 batches an epoch" in alone.stdout and "s for 1 epochs" in alone.stdout
     two = [*mpiexec(sys.executable), "-n", 2]
     more = run([*two, *RECIPE, *options, "--epochs", 3])
     assert "10 batches an epoch" in more.stdout and "s for 2 epochs" in more.stdout
+    assert more.stdout.count(f"goes on from epoch 1, batch 0 ({tmp_path}/checkpoints/client0)") == 1
+    assert re.search(
+        r"^not as in the run before: epochs 1, now 3; lr [\d.]+, now", more.stdout, re.M
+    )
     rates = dict(read_curves(tmp_path / "tensorboard" / "client0")["learning_rate"])
     assert list(rates) == [10, 20, 30], "from step 10 on it was drawn anew"
     lr = 0.1 * 8 / 256
     assert rates[20] == pytest.approx(lr * 0.27, rel=0.1), "that of three epochs"
     assert rates[30] < 0.01 * lr
+    result = (tmp_path / "result.json").read_bytes()
+    none = run([*two, *RECIPE, *options, "--epochs", 3, "--lr", 7]).stdout
+    assert none.count("nothing left: all 3 epochs were done in") == 1
+    assert f"lr {0.1 * 8 / 256}, now {7 * 8 / 256}" in none and "images/s" not in none
+    assert (tmp_path / "result.json").read_bytes() == result
 
 
 def test_a_killed_run_goes_on_inside_its_epoch(records: Path, tmp_path: Path) -> None:
@@ -188,7 +197,7 @@ def test_what_is_wrong_is_said_before_training(records: Path, tmp_path: Path) ->
     (broken / "val.rec").unlink()
     fails(["--data", broken], r"val\.rec is missing: gluon-esgd data makes it")
     fails(["--data", tmp_path], "has folders, but not both train/ and val/: gluon-esgd data")
-    fails(["--data", broken / "nothing"], "has no train-images-idx3-ubyte")
+    fails(["--data", broken / "nothing"], "nothing': no such folder")
     fails(["--accumulate", 0], "--accumulate must be 1 or more")
     fails(["--dtype", "float16"], "--dtype float16 needs a GPU")
     (tmp_path / "checkpoints" / "client0").mkdir(parents=True)

@@ -85,6 +85,21 @@ def test_all_faults_come_at_once() -> None:
     assert "3 faults" in text and "LAZZY is not a setting" in text and "OTHER" not in text
 
 
+@pytest.mark.parametrize(
+    "name, nearest",
+    [("LAZZY", "LAZY"), ("BUKET_BYTES", "BUCKET_BYTES"), ("STALL_ABORT", "STALL_ABORT_S")],
+)
+def test_the_nearest_name_comes_first(name: str, nearest: str) -> None:
+    said = f"{PREFIX}{name} is not a setting; nearest is {PREFIX}{nearest}; known are {PREFIX}ALG"
+    with pytest.raises(SettingsError, match=said):
+        read({PREFIX + name: "1"})
+
+
+def test_what_is_near_no_name_has_no_nearest() -> None:
+    with pytest.raises(SettingsError, match="QQQ is not a setting; known are"):
+        read({PREFIX + "QQQ": "1"})
+
+
 def test_no_fault_raises_nothing() -> None:
     raise_faults("nothing", [])
 

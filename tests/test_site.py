@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from importlib import import_module
 from pathlib import Path
 
@@ -63,6 +64,25 @@ def test_every_public_name_is_in_the_api(site, name):
         assert re.search(rf'id="{home}"', text), public
 
 
+def test_the_api_lists_what_has_a_docstring_only(site):
+    text = (site / "api.html").read_text()
+    assert "gluon_esgd.ElasticSGD" in text and 'id="gluon_esgd.ElasticSGD.interval"' not in text
+    assert "Moving rate times max(2, clients)" in text
+
+
+def test_pages_that_docstrings_name_are_links(site):
+    text = (site / "api.html").read_text()
+    assert text.count('<a href="algorithms.html">docs/algorithms.md</a>') == 1
+    assert not re.search(r"[^>]docs/[a-z]+\.md", text)
+
+
+def test_the_trainer_says_that_no_rule_is_its_default(site):
+    text = (site / "api.html").read_text().split('id="gluon_esgd.ElasticTrainer"')[1]
+    row = re.search(r"<td>\s*<code>rule</code>(.*?)</tr>", text, re.S)[1]
+    default = row.rsplit("<td>", 1)[1]
+    assert "<code>None</code>" in default
+
+
 def test_the_api_has_all_modules_that_the_pages_and_recipes_import():
     texts = [path.read_text() for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*.py")]]
     imported = set(re.findall(r"^from (gluon_esgd[.\w]*) import", "\n".join(texts), re.M))
@@ -81,3 +101,21 @@ def test_pictures_are_there(site):
     pictures = re.findall(r'<img alt="[^"]{40,}" src="([^"]+)"', text)
     assert len(pictures) == 2
     assert all(Path(site, picture).exists() for picture in pictures)
+
+
+def test_every_page_is_an_entry_of_the_navigation(site):
+    """As by its title: a README would be the index of its section, a link in the heading."""
+    text = (site / "how.html").read_text()
+    entry = (
+        r'<a href="[^"]+" class="md-nav__link[^"]*">\s*<span class="md-ellipsis">\s*([^<]+?)\s*<'
+    )
+    listed = re.findall(entry, text)
+    titles = re.findall(r"^- \[(.+?)\]\(", (ROOT / "docs" / "index.md").read_text(), re.M)
+    assert {"README", "Benchmarks"} < set(titles)
+    assert set(titles) <= {unescape(title) for title in listed}
+
+
+def test_the_own_stylesheet_is_used(site):
+    text = (site / "how.html").read_text()
+    assert re.search(r'<link rel="stylesheet" href="site\.css', text)
+    assert (site / "site.css").read_text() == (ROOT / "docs" / "site.css").read_text()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .going_on import go_on
 from .inference import BestExport, export
 from .state import TrainingState
 
-__all__ = ["BestExport", "TrainingState", "export"]
+__all__ = ["BestExport", "TrainingState", "export", "go_on"]

@@ -24,8 +24,8 @@ DTYPES = ("float16", "float32", "float64", "int32", "int64")
 # What may be compressed on its way, and to what.
 WIDE, COMPRESSIONS = ("float32", "float64"), ("fp16",)
 
-# Behind a vector of `weighted_mean`: its weight, and the count of ranks with an error.
 TAIL = 2
+"""Numbers behind a vector of ``weighted_mean``: its weight, and how many ranks had an error."""
 
 
 @dataclass(frozen=True)

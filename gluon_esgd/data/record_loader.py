@@ -118,7 +118,8 @@ class RecordLoader:
                     num_parts=clients * me.size, part_index=place * me.size + me.rank
                 )
             except ValueError as error:
-                _log.warning("client %d shares as before: %s", me.client, error)
+                if me.is_leader:
+                    _log.warning("client %d shares as before: %s", me.client, error)
         return clients, place
 
 

@@ -124,10 +124,11 @@ class ShardSampler(Sampler):
         me = world()
         workers = clients * me.size
         if self._follows and self._last == "drop" and self._length < workers:
-            _log.warning(
-                "client %d: %d samples are too few for %d workers; they are shared as before",
-                me.client, self._length, workers,
-            )  # fmt: skip
+            if me.is_leader:
+                _log.warning(
+                    "client %d: %d samples are too few for %d workers; they are shared as before",
+                    me.client, self._length, workers,
+                )  # fmt: skip
         elif self._follows:
             self._workers, self._rank = workers, place * me.size + me.rank
         return clients, place

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
 from ..errors import LaunchError
+from .state import ended
 
 __all__ = ["Control", "ask"]
 
@@ -175,7 +176,7 @@ def ask(job_dir: str, question: Message) -> Message:
     except socket.timeout:
         raise LaunchError(f"the launcher of {job_dir} does not answer") from None
     except (OSError, ValueError):
-        raise LaunchError(f"no job is running in {job_dir}") from None
+        raise LaunchError(f"no job is running in {job_dir}{ended(job_dir)}") from None
     if "error" in answer:
         raise LaunchError(answer["error"])
     return dict(answer)

@@ -46,8 +46,8 @@ def _counts(spec: JobSpec) -> Iterator[str]:
         yield f"-n {spec.workers} must be at least 1, and {MOST_RANKS} at most"
     if spec.clients < 1:
         yield f"--clients {spec.clients} must be at least 1"
-    elif spec.workers >= 1 and spec.workers % spec.clients:
-        yield f"--clients {spec.clients} must divide -n {spec.workers}: clients are of equal size"
+    elif 1 <= spec.workers <= MOST_RANKS and spec.workers % spec.clients:
+        yield _unequal(spec.workers, spec.clients)
     if not 0 <= spec.num_servers <= MOST_SERVERS:
         yield f"--servers {spec.num_servers} must be at least 0, and {MOST_SERVERS} at most"
     if spec.is_split and spec.rule == "asgd":
@@ -55,6 +55,17 @@ def _counts(spec: JobSpec) -> Iterator[str]:
             f"--servers 0 with --rule asgd and {spec.clients} clients: asynchronous clients need "
             "a server; give at least 1, or another rule"
         )
+
+
+def _unequal(workers: int, clients: int) -> str:
+    """The fault, with numbers near by that fit; `clients` does not divide `workers`."""
+    fits = [n for n in range(1, workers + 1) if workers % n == 0]
+    near = [max(n for n in fits if n < clients), *[n for n in fits if n > clients][:1]]
+    below, above = workers - workers % clients, workers - workers % clients + clients
+    totals = " or ".join(f"-n {n}" for n in (below, above) if 1 <= n <= MOST_RANKS)
+    fault = f"--clients {clients} must divide -n {workers}: clients are of equal size"
+    other = " or ".join(f"--clients {n}" for n in near)
+    return f"{fault}; give {other}" + (f", or {totals}" if totals else "")
 
 
 def _elastic(spec: JobSpec) -> Iterator[str]:
@@ -212,11 +223,20 @@ def _this_machine(spec: JobSpec) -> Iterator[str]:
     if not spec.command:
         yield "no command: give what each worker runs after the options, as python train.py"
     elif is_here(spec.host_list[0].name) and shutil.which(spec.command[0]) is None:
-        yield f"command {spec.command[0]!r} is not a program on PATH or a path to one"
+        yield _no_program(spec.command[0])
     if spec.port is not None:
         yield from _port(spec)
     if spec.clients >= 1 and spec.needs_mpi:
         yield from _mpiexec(spec)
+
+
+def _no_program(name: str) -> str:
+    fault = f"command {name!r} is not a program on PATH or a path to one"
+    if not os.path.isfile(name):
+        return fault
+    if name.endswith(".py"):
+        return f"{fault}, but a file: give python {name}"
+    return f"{fault}, but a file: chmod +x {shlex.quote(name)}, with #! and what runs it as line 1"
 
 
 def _port(spec: JobSpec) -> Iterator[str]:

@@ -31,7 +31,7 @@ from .plan import (
     station_process,
 )
 from .spec import JobSpec
-from .state import Failure, first_failed_rank
+from .state import Failure, first_failed_rank, keep_end
 from .stations import Stations
 from .status import describe
 from .terminal import Terminal
@@ -345,9 +345,10 @@ class Runner:
     def _verdict(self) -> int:
         """Name the failure that came first, if any; return the exit code of the launcher."""
         found = [f for f in (self._failure, first_failed_rank(self._job_dir)) if f is not None]
-        if self._failure is None:
+        first = min(found, key=lambda failure: failure.time) if self._failure else None
+        keep_end(self._job_dir, first)
+        if first is None:
             return 0
-        first = min(found, key=lambda failure: failure.time)
         print(first.text(), file=sys.stderr, flush=True)
         return first.code
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from .proc import signal_name
 
-__all__ = ["Failure", "exit_code", "first_failed_rank", "missing_ranks", "set_aside", "tail"]
+__all__ = [
+    "Failure",
+    "ended",
+    "exit_code",
+    "first_failed_rank",
+    "keep_end",
+    "missing_ranks",
+    "set_aside",
+    "tail",
+]
 
 _TAIL_LINES = 10
 _TAIL_BYTES = 16384
@@ -104,6 +115,30 @@ def set_aside(job_dir: str, clients: Sequence[int], life: int) -> None:
     for client in clients:
         for path in state.glob(f"client{client}.rank*"):
             path.replace(folder / path.name)
+
+
+def keep_end(job_dir: str, failure: Optional[Failure]) -> None:
+    """Write down how the job has ended, for `ended`; what is in the way of that is no fault."""
+    how = "without a failure" if failure is None else f"{failure.who} {failure.how}"
+    with contextlib.suppress(OSError):
+        _end(job_dir).write_text(json.dumps({"time": time.time(), "how": how}))
+
+
+def ended(job_dir: str) -> str:
+    """Return how the last job in a folder has ended, as the end of a sentence, or nothing."""
+    try:
+        record = json.loads(_end(job_dir).read_text())
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["time"]))
+        return f"; the last one ended at {when}: {record['how']:.300}"
+    except FileNotFoundError:
+        is_one = _end(job_dir).parent.is_dir()
+        return "; its launcher was killed, or is just ending" if is_one else ""
+    except (OSError, OverflowError, RecursionError, TypeError, ValueError, KeyError):
+        return ""
+
+
+def _end(job_dir: str) -> Path:
+    return Path(job_dir, "state", "end.json")
 
 
 def _failure(job_dir: str, client: int, rank: int, record: Dict[str, object]) -> Failure:

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 DEFAULT_BETA = 0.9
+"""Moving rate times max(2, clients), where neither alpha nor beta is given."""
 
 
 def elastic_difference(

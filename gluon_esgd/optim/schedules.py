@@ -10,6 +10,7 @@ import mxnet as mx
 __all__ = ["SCHEDULES", "EpochSchedule", "learning_rate_schedule"]
 
 SCHEDULES = ("cosine", "step", "poly")
+"""Names that `EpochSchedule` and `learning_rate_schedule` take."""
 
 _DROPS = (1 / 3, 2 / 3, 8 / 9)  # of all steps: epochs 30, 60 and 80 of 90
 

@@ -8,13 +8,26 @@ import sys
 import time
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Type, TypeVar, Union
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Type,
+    TypeVar,
+    Union,
+)
 
 from mxnet import nd
 from mxnet.gluon import Trainer
 from tqdm import tqdm
 
 from ..topology import world
+from .ends import End, arrays_of
 from .gauges import Gauges
 
 __all__ = ["TrainingLog"]
@@ -34,7 +47,8 @@ class TrainingLog:
     Parameters
     ----------
     trainer : Trainer, optional
-        Its learning rate and, for an `ElasticTrainer`, its counters become curves.
+        Its learning rate and, for an `ElasticTrainer`, its counters become curves; when its weights
+        are done says what `batches` counts.
     steps : int, optional
         Steps to come, for the bar.
     logdir : str, optional
@@ -52,7 +66,7 @@ class TrainingLog:
         Of this rank, since the log was made.
     seconds, input_s : float
         Since the log was made, or since `batches` if no step came before, without its pauses; and
-        how much of it `batches` waited.
+        how much of it the network waited for a batch of `batches`.
 
     Examples
     --------
@@ -78,7 +92,8 @@ class TrainingLog:
         self.samples, self.input_s = 0, 0.0
         self._began, self._closed = time.monotonic(), 0.0
         self._epoch_before = 0, 0.0
-        self._gauges = Gauges(trainer)
+        self._trainer, self._gauges = trainer, Gauges(trainer)
+        self._last: List[nd.NDArray] = []  # values of the last step, where there is no trainer
         self._writer: Any = None
         if logdir is not None and me.is_leader:
             from tensorboardX import SummaryWriter
@@ -119,7 +134,11 @@ class TrainingLog:
             self._began += pause
 
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Go through `batches`, and count the time that each is waited for as input.
+        """Go through `batches`, and count for how long the network waits for each as input.
+
+        That is from when Python asks for the batch, or from when the network has done what it was
+        given before where that is later: sources of batches wait for MXNet's engine, too. Without
+        a trainer what `update` was given last stands for the network.
 
         Where no step was made before, the log's time begins here: a run that goes on may have
         loaded a checkpoint, and left out what was done already.
@@ -129,11 +148,12 @@ class TrainingLog:
             self._began = self._start = time.monotonic()
         while True:
             start = time.monotonic()
+            end = End(self._last if self._trainer is None else arrays_of(self._trainer))
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self.input_s += time.monotonic() - start
+            self.input_s += max(0.0, time.monotonic() - max(start, end.time))
             yield batch
 
     def __enter__(self) -> TrainingLog:
@@ -162,6 +182,7 @@ class TrainingLog:
         """
         self.step += 1
         self.samples += batch_size
+        self._last = [v for v in (loss, *values.values()) if isinstance(v, nd.NDArray)]
         if not self._shows:
             if self.step % self._every == 0 and isinstance(loss, nd.NDArray):
                 loss.wait_to_read()
@@ -231,9 +252,9 @@ class TrainingLog:
         Returns
         -------
         dict
-            ``samples``, ``seconds``, ``images_per_s``, ``input_share`` of the time for which ranks
-            waited in `batches`, and the trainer's counters: bytes and samples over all ranks, all
-            else of the leader.
+            ``samples``, ``seconds``, ``images_per_s``, ``input_share`` of the time for which the
+            ranks' networks waited for `batches`, and the trainer's counters: bytes and samples over
+            all ranks, all else of the leader.
         """
         seconds = max(self.seconds, 1e-9)
         mine = {

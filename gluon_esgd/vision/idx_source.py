@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, List, Optional, Tuple
 
 import mxnet as mx
@@ -14,9 +15,16 @@ from .pictures import PictureData
 
 __all__ = ["open_idx"]
 
+_ENDS = ("-ubyte", "-ubyte.gz")
+
 
 def open_idx(folder: Optional[str], batch_size: int, seed: int) -> PictureData:
-    """Return the pictures that `load_images` finds, from 0 to 1, as they are."""
+    """Return the pictures that `load_images` finds, from 0 to 1, as they are.
+
+    `open_pictures` comes here with all that holds neither records nor class folders.
+    """
+    if folder is not None:
+        _check(folder)
     images, me = load_images(folder), world()
     sampler = ShardSampler(len(images.train_images), seed=seed)
 
@@ -38,6 +46,17 @@ def open_idx(folder: Optional[str], batch_size: int, seed: int) -> PictureData:
         sampler=sampler,
         validation=lambda: iter(validation),
     )
+
+
+def _check(folder: str) -> None:
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder!r}: no such folder")
+    if not any(name.endswith(_ENDS) for name in os.listdir(folder)):
+        raise ValueError(
+            f"{folder!r} holds no pictures that can be read: neither RecordIO (train.rec, "
+            "train.idx, val.rec, val.idx), nor class folders (train/, val/), nor the four IDX "
+            "files of MNIST (train-images-idx3-ubyte, ...)"
+        )
 
 
 def _batch(samples: List[Tuple[np.ndarray, int]]) -> List[mx.nd.NDArray]:

@@ -118,6 +118,11 @@ def test_too_many_clients_share_as_before(path: str, monkeypatch: Any, caplog: A
     loader = RecordLoader(path, READER, batch_size=2)
     assert loader.share_anew() == (24, 3) and loader.shard.num_parts == 1
     assert "client 0 shares as before" in caplog.text and "use a smaller batch" in caplog.text
+    caplog.clear()
+    with monkeypatch.context() as patch:
+        other = SimpleNamespace(rank=1, size=2, is_leader=False)
+        patch.setattr("gluon_esgd.data.record_loader.world", lambda: other)
+        assert loader.share_anew() == (24, 3) and not caplog.text, "the leader has said so"
     monkeypatch.setattr(
         "gluon_esgd.data.record_loader.job", lambda: SimpleNamespace(clients_now=lambda: (3, 2))
     )

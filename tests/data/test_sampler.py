@@ -1,5 +1,6 @@
 import doctest
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,3 +219,7 @@ def test_shares_that_were_given_stay_and_so_do_those_that_would_leave_somebody_n
     assert given.share_anew() == few.share_anew() == (9, 4)
     assert (len(given), len(few)) == (15, 8)
     assert "8 samples are too few for 9 workers" in caplog.text
+    caplog.clear()
+    other = SimpleNamespace(rank=1, size=2, is_leader=False)
+    monkeypatch.setattr("gluon_esgd.data.sampler.world", lambda: other)
+    assert few.share_anew() == (9, 4) and not caplog.text, "the leader has said so"

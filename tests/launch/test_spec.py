@@ -71,7 +71,12 @@ def test_all_flags_arrive():
         ("", "-n is missing"),
         ("-n two", "-n 'two' must be an integer"),
         ("-n 0", "-n 0 must be at least 1"),
-        ("-n 4 --clients 3", "--clients 3 must divide -n 4"),
+        ("-n 4 --clients 3", "must divide -n 4: clients are of equal size; give --clients 2 or "),
+        ("-n 4 --clients 3", "--clients 2 or --clients 4, or -n 3 or -n 6"),
+        ("-n 2 --clients 4", "of equal size; give --clients 2, or -n 4"),
+        ("-n 7 --clients 4095", "give --clients 7, or -n 4095"),
+        ("-n 1000000000001 --clients 3", "-n 1000000000001 must be at least 1, and 4096 at most"),
+        ("-n 12 --clients 5", "give --clients 4 or --clients 6, or -n 10 or -n 15"),
         ("-n 4 --clients 0", "--clients 0 must be at least 1"),
         ("-n 4 --servers -1", "--servers -1 must be at least 0"),
         (
@@ -139,6 +144,19 @@ def test_all_faults_come_at_once():
     for part in ("--clients 3", "--rule sgd", "--lazy 'x'", "--bind some", "--port 0", "PORT"):
         assert part in message
     assert "'no-such-program' is not a program on PATH" in message
+
+
+def test_only_numbers_that_can_be_given_are_named():
+    assert faults("-n", "7", "--clients", "9999").endswith("of equal size; give --clients 7")
+
+
+def test_a_script_in_place_of_a_program_is_said(tmp_path):
+    script, program = tmp_path / "train.py", tmp_path / "train"
+    assert faults("-n", "1", command=(str(script),)).endswith("or a path to one")
+    script.touch()
+    assert f"but a file: give python {script}" in faults("-n", "1", command=(str(script),))
+    program.touch()
+    assert f"but a file: chmod +x {program}" in faults("-n", "1", command=(str(program),))
 
 
 def test_a_command_is_needed():

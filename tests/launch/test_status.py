@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gluon_esgd.cli import main
+from gluon_esgd.errors import LaunchError
 from gluon_esgd.launch.control import ask
+from gluon_esgd.launch.state import ended
 
 from .test_restarts import leader
 
@@ -58,7 +60,9 @@ def test_a_job_tells_who_trains_and_who_serves(start, capsys):
     job.popen.send_signal(signal.SIGINT)
     job.finish()
     assert main(["status", job.dir]) == 2
-    assert capsys.readouterr().err == f"gluon-esgd status: no job is running in {job.dir}\n"
+    none = f"gluon-esgd status: no job is running in {job.dir}; the last one ended at "
+    said = capsys.readouterr().err
+    assert said.startswith(none) and said.endswith(": the job was ended by Ctrl-C\n")
 
 
 def test_a_client_can_leave_and_come_again(start, capsys):
@@ -133,3 +137,27 @@ def test_a_folder_whose_name_is_longer_than_an_address_is_fine(start, capsys, tm
     assert "training" in capsys.readouterr().out
     job.popen.send_signal(signal.SIGINT)
     assert job.finish()[0] == 130
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [(0, "without a failure"), (3, "client 0 rank 0 (pid {} on {}) failed: exit code 3")],
+)
+def test_a_job_that_is_over_says_how(start, code, says):
+    job = start(["-n", 1], [sys.executable, "-c", f"raise SystemExit({code})"])
+    job.finish()
+    with pytest.raises(LaunchError) as none:
+        status(job)
+    record = job.state("client0.rank0.exit")
+    assert str(none.value).endswith(": " + says.format(record["pid"], record["host"]))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "[" * 60000, '{"time": 1e300, "how": ""}', '{"time": 0, "how": []}']
+)
+def test_what_is_no_end_of_a_job_is_not_shown(tmp_path, content):
+    assert ended(str(tmp_path)) == ""
+    (tmp_path / "state").mkdir()
+    assert ended(str(tmp_path)) == "; its launcher was killed, or is just ending"
+    (tmp_path / "state" / "end.json").write_text(content)
+    assert ended(str(tmp_path)) == ""

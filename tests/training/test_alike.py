@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, List
 
 import mxnet as mx
 import pytest
@@ -170,6 +171,26 @@ def test_settings_that_differ_over_ranks_are_named(name: str) -> None:
     said = name.replace("_params", "")
     wanted = rf"setting \d differs: rank 0 has {said} .+, rank 1 has {said} .+; all ranks"
     assert re.search(wanted, ended.output)
+
+
+def said_of_a_rule_without_a_center() -> List[str]:
+    from gluon_esgd import ElasticTrainer
+
+    said: List[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gluon_esgd").addHandler(handler)
+    try:
+        ElasticTrainer(network().collect_params(), "sgd", rule="esgd")
+    finally:
+        logging.getLogger("gluon_esgd").removeHandler(handler)
+    return said
+
+
+@pytest.mark.mpi
+def test_what_holds_for_all_ranks_is_said_by_one(pools: Pools) -> None:
+    (line,), *others = pools.get(Shape(2)).run(said_of_a_rule_without_a_center)
+    assert "has no center: using 'sgd'" in line and others == [[]]
 
 
 def one_rank_asks_for_its_world() -> None:

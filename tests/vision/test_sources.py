@@ -179,3 +179,18 @@ def test_samples_are_of_mean_zero_and_deviation_one(records: Path) -> None:
     (data, _), *_ = open_pictures(str(records), batch_size=32, image_size=8).train
     values = data.asnumpy()
     assert abs(values.mean()) < 0.5 and 0.7 < values.std() < 1.5
+
+
+def test_a_folder_without_pictures_is_told_apart(tmp_path: Path) -> None:
+    def message() -> str:
+        with pytest.raises((OSError, ValueError)) as failed:
+            open_pictures(str(tmp_path / "here"), batch_size=2)
+        return str(failed.value)
+
+    assert message().endswith("/here': no such folder")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "cat.jpg").touch()
+    for layout in ("RecordIO", "class folders", "IDX files"):
+        assert layout in message()
+    (tmp_path / "here" / "train-images-idx3-ubyte.gz").touch()
+    assert "has no train-labels-idx1-ubyte, t10k-images" in message()
