@@ -10,9 +10,10 @@ from .checks import number, whole
 
 __all__ = ["RULES", "STOCK", "Configuration"]
 
-#: MXNet's own: ``gluon.Trainer(kvstore=...)``, each worker a client, servers without agents.
+# MXNet's own: ``gluon.Trainer(kvstore=...)``, each worker a client, servers without agents.
 STOCK = ("dist_sync", "dist_async")
 RULES = ("sgd", "asgd", "esgd", *STOCK)
+"""What a `Configuration` takes as its rule; the last two are MXNet's own."""
 _INTERVAL = {"asgd": 1, "esgd": 64}  # unless given; the other rules meet at every step
 
 

@@ -10,7 +10,6 @@ from .checks import number, whole
 
 __all__ = ["MODELS", "Work"]
 
-#: Parameters of MXNet's model zoo with 1000 classes, running statistics included.
 MODELS = {
     "alexnet": 61_100_840,
     "densenet121": 8_062_504,
@@ -28,6 +27,7 @@ MODELS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
 }
+"""Parameters of MXNet's model zoo with 1000 classes, running statistics included."""
 
 
 @dataclass(frozen=True)
