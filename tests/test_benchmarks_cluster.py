@@ -13,7 +13,7 @@ import pytest
 
 from gluon_esgd.launch import proc
 
-from .pool import ROOT, environment
+from .pool import OPEN_MPI_PYTHON, ROOT, environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from cluster import Cluster, Network, why_impossible
@@ -121,8 +121,8 @@ def test_a_network_that_cannot_be(network, fault):
         Network(**network)
 
 
-def run(script: str, *options: str, timeout: float = 200) -> str:
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
+def run(script: str, *options: str, timeout: float = 200, python: str = sys.executable) -> str:
+    command = [python, str(ROOT / "benchmarks" / script), *options]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout
     )
@@ -152,9 +152,10 @@ def test_an_epoch_by_mxnet_by_esgd_and_by_mpi_over_two_hosts(tmp_path: Path):
     assert said.count("predicted") == 3 and "of 3 within 20%" in said
 
 
-def test_collectives_over_a_link(tmp_path: Path):
+@pytest.mark.parametrize("python", [sys.executable, OPEN_MPI_PYTHON], ids=["mpich", "openmpi"])
+def test_collectives_over_a_link(tmp_path: Path, python: str):
     output = tmp_path / "allreduce.json"
-    run("cluster_allreduce.py", "--quick", "--output", str(output))
+    run("cluster_allreduce.py", "--quick", "--output", str(output), python=python)
     rows = {(r["collective"], r["algorithm"]): r for r in json.loads(output.read_text())["rows"]}
     assert len(rows) == 6
     for collective in ("allreduce", "broadcast"):
