@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, List, Optional, Protocol, Sequence, Tuple, Type, Union
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -45,8 +45,11 @@ class Between(Protocol):
 
     num_clients: int
 
-    def sum_bucket(self, number: int, buffer: np.ndarray, what: str) -> None:
-        """Sum bucket `number` over the clients, in place; in the engine, on the leader."""
+    def start_sum(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Start to sum bucket `number` over the clients; in the engine, on the leader."""
+
+    def finish_sum(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Put the sum into `buffer`, once it is there; in the engine, on the leader."""
 
     def gather(self, rates: Sequence[float]) -> List[List[float]]:
         """Return the two `rates` of each client; in the engine, on the leader."""
@@ -88,6 +91,7 @@ class GradientReducer:
         self._buckets: Sequence[Union[Bucket, DeviceBucket]] = []
         self._plans: List[Plan] = []
         self._spreads: List[Plan] = []  # broadcasts of what came from other clients
+        self._not_started: Optional[str] = None  # why a round was not
         #: Set in the engine, on a rank that has joined: whether all have, and the rates of others.
         self.all_joined = False
         self.rates_of_others: Sequence[float] = ()
@@ -150,13 +154,18 @@ class GradientReducer:
         absent = {self._params[i].name for i in stale}
         if weight == 0 or error is not None:
             absent = {p.name for p in self._params}
+        jobs = []
         for bucket, plan_ in zip(self._buckets, self._plans):
             bucket.stage()
             packing = bucket.packing(absent)
-            job = _Reduction(bucket, plan_, packing, weight, error, step, rates, doing)
-            run = functools.partial(self._run, job)
+            jobs.append(_Reduction(bucket, plan_, packing, weight, error, step, rates, doing))
+            run = functools.partial(self._run, jobs[-1])
             self._lane.push(run, f"allreduce {bucket}", writes=bucket.arrays)
-            bucket.unstage()
+        for job in jobs:
+            if self.between is not None:  # while the rounds of later buckets are under way
+                run = functools.partial(self._finish_round, job, self.between)
+                self._lane.push(run, f"sum over clients of {job.bucket}", writes=job.bucket.arrays)
+            job.bucket.unstage()
 
     def _lay(self) -> None:
         """Make the buckets, anew where types (cast) or GPUs (reset_ctx) have changed; collective.
@@ -215,7 +224,7 @@ class GradientReducer:
         ]
 
     def _run(self, job: _Reduction) -> None:
-        """In the engine: pack, sum over ranks and clients, scale, unpack."""
+        """In the engine: pack, sum over ranks; then scale and unpack, or begin with clients."""
         start, bucket, error = time.perf_counter(), job.bucket, job.error
         try:
             job.pack()
@@ -223,17 +232,21 @@ class GradientReducer:
             error = f"packing failed: {failure!r}"
         bucket.set_tail(job.weight, self._mark(job, error))
         job.plan(str(job))
-        cause, all_joined = self._hear(job, error) if bucket.errors() else (None, False)
-        kind = CollectiveError if cause is not None else LostClientsError
-        if self.between is not None:
-            cause, all_joined = self._sum_clients(job, cause, all_joined)
-        if cause is not None:
-            raise kind(f"{job}, seen by rank {self._comm.rank}: {cause}")
-        if bucket.number == 0:
-            self.all_joined = all_joined
-        job.packing.unpack()
-        self._counters.collective_bytes += sum(vector.nbytes for vector in bucket.vectors)
+        if bucket.errors():
+            job.cause, job.all_joined = self._hear(job, error)
+        if self.between is None:
+            self._end(job, CollectiveError)
+        elif self._comm.rank == 0:
+            self._start_round(job, self.between)
         self._counters.collective_s += time.perf_counter() - start
+
+    def _end(self, job: _Reduction, kind: Type[CollectiveError]) -> None:
+        if job.cause is not None:
+            raise kind(f"{job}, seen by rank {self._comm.rank}: {job.cause}")
+        if job.bucket.number == 0:
+            self.all_joined = job.all_joined
+        job.packing.unpack()
+        self._counters.collective_bytes += sum(vector.nbytes for vector in job.bucket.vectors)
 
     def _mark(self, job: _Reduction, error: Optional[str]) -> float:
         """What the ranks' marks add up to is 0 where all train without error, with rates alike."""
@@ -266,31 +279,51 @@ class GradientReducer:
             return _CANNOT_FOLLOW.format(f"rank(s) {joined}"), False
         return None, False
 
-    def _sum_clients(
-        self, job: _Reduction, cause: Optional[str], all_joined: bool
-    ) -> Tuple[Optional[str], bool]:
-        """Sum over the clients, and say the same of all of them.
+    def _start_round(self, job: _Reduction, between: Between) -> None:
+        """On the leader: begin the sum over clients.
 
-        With an error too: the mark tells the other clients, who would wait in vain.
+        With an error too, which is raised at the round's end: the mark tells the other clients,
+        who would wait in vain.
         """
-        assert isinstance(job.bucket, Bucket) and self.between is not None  # see _may_use_gpus
-        buffer, failure, what = job.bucket.buffer, None, f"the sum over clients of {job}"
-        if self._comm.rank == 0:
-            buffer[ERRORS] = _FAILED if cause is not None else float(not all_joined)
+        assert isinstance(job.bucket, Bucket)  # see _may_use_gpus
+        buffer = job.bucket.buffer
+        buffer[ERRORS] = _FAILED if job.cause is not None else float(not job.all_joined)
+        if self._not_started is None:  # else each bucket would wait again for what is lost
             try:
-                self.between.sum_bucket(job.bucket.number, buffer, what)
+                between.start_sum(job.bucket.number, buffer, job.sum_over_clients)
             except Exception as error:
-                buffer[ERRORS], failure = _FAILED, str(error)
-        self._spreads[job.bucket.number](what)
+                self._not_started = str(error)
+        job.failure = self._not_started
+
+    def _finish_round(self, job: _Reduction, between: Between) -> None:
+        """In the engine: take the sum over clients, say the same of all of them, unpack."""
+        start = time.perf_counter()
+        kind = CollectiveError if job.cause is not None else LostClientsError
+        self._take_sum(job, between)
+        self._end(job, kind)
+        self._counters.collective_s += time.perf_counter() - start
+
+    def _take_sum(self, job: _Reduction, between: Between) -> None:
+        assert isinstance(job.bucket, Bucket)
+        buffer, number, joined = job.bucket.buffer, job.bucket.number, job.all_joined
+        if self._comm.rank == 0:
+            try:
+                if job.failure is None:
+                    between.finish_sum(number, buffer, job.sum_over_clients)
+            except Exception as error:
+                job.failure = str(error)
+            if job.failure is not None:
+                buffer[ERRORS] = _FAILED
+        self._spreads[number](job.sum_over_clients)
         divide_by_weight(buffer)
-        if cause is None and not buffer[ERRORS] < _FAILED:
-            failure = self._comm.allgather(failure, f"the errors of {job.bucket}")[0]
+        if job.cause is None and not buffer[ERRORS] < _FAILED:
+            failure = self._comm.allgather(job.failure, f"the errors of {job.bucket}")[0]
             cause = "a rank of another client has the cause in its log"
-            cause = cause if failure is None else f"rank 0: {failure}"
+            job.cause = cause if failure is None else f"rank 0: {failure}"
         training = float(buffer[ERRORS])  # how many clients
-        if cause is None and job.bucket.number == 0 and 0 < training < self.between.num_clients:
-            cause = self._hear_clients(job, self.between, all_joined)
-        return cause, training == 0
+        job.all_joined = training == 0
+        if job.cause is None and number == 0 and 0 < training < between.num_clients:
+            job.cause = self._hear_clients(job, between, joined)
 
     def _hear_clients(self, job: _Reduction, between: Between, joined: bool) -> Optional[str]:
         """Where all ranks of a client have joined: let it know the rates of the others."""
@@ -340,10 +373,18 @@ class _Reduction:
     step: int
     rates: Sequence[float]
     doing: str
+    cause: Optional[str] = None  # why it has failed, the same on all ranks
+    all_joined: bool = False
+    failure: Optional[str] = None  # of the round, on the leader
 
     def pack(self) -> None:
         """Fill the bucket but for its tail."""
         self.packing.pack()
+
+    @property
+    def sum_over_clients(self) -> str:
+        """What the round is called in messages."""
+        return f"the sum over clients of {self}"
 
     def __str__(self) -> str:
         return f"{self.bucket}, step {self.step}"

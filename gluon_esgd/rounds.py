@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from weakref import finalize
 
 import mxnet as mx
@@ -36,6 +36,7 @@ class ClientRounds:
         self._world, self._link, self._name = world, link, name
         self.num_clients = world.num_clients
         self._spans: List[Tuple[int, int]] = []
+        self._under_way: Dict[int, Callable[[], None]] = {}
         self._gradients: Optional[Box] = None
         self._weights: Optional[Box] = None
         self._laid = self._closed_bytes = 0
@@ -112,13 +113,20 @@ class ClientRounds:
         )
         self._closing = close_with(self, self._gradients)
 
-    def sum_bucket(self, number: int, buffer: np.ndarray, what: str) -> None:
-        """Sum bucket `number`, `what` in messages, over all clients, in place; leaders, waits."""
+    def start_sum(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Start to sum bucket `number`, `what` in messages, over all clients; leaders only."""
         assert self._gradients is not None
         start, stop = self._spans[number]
         self._gradients.x[start:stop] = buffer
         with self._world.reported(what):
-            self._gradients.reduce(start, stop)
+            self._under_way[number] = self._gradients.start_reduce(start, stop)
+
+    def finish_sum(self, number: int, buffer: np.ndarray, what: str) -> None:
+        """Put into `buffer` the sum that was started; leaders only, waits."""
+        assert self._gradients is not None
+        start, stop = self._spans[number]
+        with self._world.reported(what):
+            self._under_way.pop(number)()
         buffer[:] = self._gradients.x[start:stop]
 
     def gather(self, rates: Sequence[float]) -> List[List[float]]:

@@ -3,7 +3,8 @@
 A KVStore cannot be given up: a pull from a dead server never returns, and
 ps-lite ends its process on many faults. So it lives in a process that the
 leader can drop at any time by closing a socket. The main thread obeys one
-command after the other; one thread reads commands and ends the process at end
+command after the other, but that rounds of rule ``sgd`` go on beside each other
+(`rounds_in_flight`); one thread reads commands and ends the process at end
 of file, another ends it when the leader is gone.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from . import lifeline, wire
 from .memory import Memory
+from .rounds_in_flight import RoundsInFlight
 from .store import Store, StoredVector
 
 __all__ = ["Agent", "run"]
@@ -32,10 +34,15 @@ class Agent:
     ----------
     store : Store
         The KVStore of this process.
+    rounds : RoundsInFlight
+    say : callable
+        Takes answers; called by any thread.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(
+        self, store: Store, rounds: RoundsInFlight, say: Callable[[Dict[str, Any]], None]
+    ) -> None:
+        self._store, self._rounds, self._say = store, rounds, say
         self._vectors: Dict[str, StoredVector] = {}
         self._commands: Mapping[str, Callable[..., None]] = {
             "attach": self._attach,
@@ -45,20 +52,29 @@ class Agent:
             "fill": lambda name: self._vectors[name].fill(),
             "restore": lambda name: self._vectors[name].restore(),
             "pull": self._pull,
-            "reduce": lambda name, first, last: self._vectors[name].reduce(first, last),
         }
 
-    def obey(self, request: Mapping[str, Any], fds: List[int]) -> Dict[str, Any]:
-        """Run one request; return its answer, which carries an error's text if there was one."""
+    def obey(self, request: Mapping[str, Any], fds: List[int]) -> None:
+        """Run one request and answer it, with an error's text if there was one.
+
+        A round is begun; it is answered at its end.
+        """
         answer: Dict[str, Any] = {"ticket": request["ticket"]}
         try:
             fields = dict(request["fields"], **({"fds": fds} if fds else {}))
+            if request["command"] == "reduce":
+                self._start_reduce(lambda: self._say(answer), **fields)
+                return
+            self._rounds.wait()
             self._commands[request["command"]](**fields)
         except Exception as error:
             traceback.print_exc()
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             answer["error"] = f"{kind}{error}"
-        return answer
+        self._say(answer)
+
+    def _start_reduce(self, answer: Callable[[], None], name: str, first: int, last: int) -> None:
+        self._vectors[name].start_reduce(self._rounds, first, last, answer)
 
     def _attach(self, name: str, contract: Mapping[str, int], fds: List[int]) -> None:
         memory = Memory(fds[0])
@@ -82,11 +98,12 @@ def run(sock: socket.socket, lifeline_fd: int, terms: Mapping[str, Any]) -> None
     threading.Thread(target=_read, args=(sock, requests), name="reader", daemon=True).start()
     who = f"agent of client {terms['client']}, pid {os.getpid()}"
     print(f"{who}: scheduler at {terms['scheduler']}", flush=True)
-    agent = Agent(Store(**terms))
+    rounds = RoundsInFlight(terms["num_servers"])
+    agent = Agent(Store(**terms), rounds, lambda answer: wire.send(sock, answer))
     print(f"{who}: store is up", flush=True)
     wire.send(sock, {"ticket": wire.READY, "pid": os.getpid()})
     while True:
-        wire.send(sock, agent.obey(*requests.get()))
+        agent.obey(*requests.get())
 
 
 def _read(sock: socket.socket, requests: queue.SimpleQueue[Request]) -> None:

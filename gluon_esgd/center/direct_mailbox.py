@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 import numpy as np
 
@@ -77,11 +77,16 @@ class DirectMailbox(Mailbox):
             "pull", name=self.name, sync=sync, rebase=rebase,
         )  # fmt: skip
 
-    def _reduce(self, first: int, last: int, what: str) -> None:
-        self._link._call(
-            f"{what} over {self._link.num_clients} clients",
-            self._link.peers_limit_s, "reduce", name=self.name, first=first, last=last,
-        )  # fmt: skip
+    def _start_reduce(self, first: int, last: int, what: str) -> Callable[[], None]:
+        ticket = self._link._ask("reduce", name=self.name, first=first, last=last)
+
+        def finish() -> None:
+            limit_s = self._link.peers_limit_s
+            if self._link._answer(ticket, limit_s) is None:
+                clients = f"{self._link.num_clients} clients"
+                self._link._give_up(f"no answer within {limit_s:g} s to {what} over {clients}")
+
+        return finish
 
     def close(self) -> None:
         """Let the agent forget this mailbox; the center stays on the servers. Idempotent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Callable, Mapping, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -53,6 +53,9 @@ class Box(Protocol):
 
     def last_center(self, out: np.ndarray) -> bool:
         """Copy the last whole center into `out`, asking nobody; False if there is none."""
+
+    def start_reduce(self, start: int, stop: int) -> Callable[[], None]:
+        """Start to sum ``x[start:stop]`` over all clients, in place; call the result to finish."""
 
     def reduce(self, start: int, stop: int) -> None:
         """Sum ``x[start:stop]`` over all clients, in place; all leaders call it in one order."""

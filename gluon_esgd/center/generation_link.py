@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from ..counters import Counters
 from ..errors import CenterError
@@ -236,32 +236,53 @@ class GenerationLink(ServersLink):
                 state.wait(lambda: state.usable(name), end - time.monotonic())
                 and time.monotonic() < end
             ):
-                request = self._ask_current(name, command, fields, end)
-                if request.error is not None:
-                    raise CenterError(f"client {self.client}: {request.error}")
-                if request.done:
+                if self._is_done(self._ask_current(name, command, fields), what, end):
                     return
-                if self.sync and request.lost:
-                    raise CenterError(f"client {self.client}: its agent was lost during {what}")
-        why = f"no answer within {limit_s:g} s to {what}"
+        self._raise_late(what, limit_s)
+
+    def _ask(self, name: str, what: str, limit_s: float, command: str, **fields: Any) -> Request:
+        """Ask the current agent about `name`, once there is one; for `_wait_for`."""
+        state = self._control.state
+        state.check_owner()
+        with state.changed:
+            if state.wait(lambda: state.usable(name), limit_s):
+                return self._ask_current(name, command, fields)
+        self._raise_late(what, limit_s)
+
+    def _wait_for(self, request: Request, what: str, limit_s: float) -> None:
+        """Wait for the answer to what was asked under rule 'sgd', where no other agent follows."""
+        end = time.monotonic() + limit_s
+        with self._control.state.changed:
+            if self._is_done(request, what, end):
+                return
+        self._raise_late(what, limit_s)
+
+    def _ask_current(self, name: str, command: str, fields: Dict[str, Any]) -> Request:
+        """Ask the agent that is usable, with the lock held; what nobody hears is lost."""
+        current, lost = self._control.state.usable(name), Request()
+        lost.lost = True
+        assert current is not None
+        try:
+            return current.ask(command, name=name, **fields)
+        except CenterError:
+            self._control.wake()  # the control thread sees to it
+            return lost
+
+    def _is_done(self, request: Request, what: str, end: float) -> bool:
+        """Whether it is answered before `end`; waits, with the lock held by the caller."""
+        self._control.state.wait(lambda: request.over, end - time.monotonic())
+        if request.error is not None:
+            raise CenterError(f"client {self.client}: {request.error}")
+        if self.sync and request.lost:
+            raise CenterError(f"client {self.client}: its agent was lost during {what}")
+        return request.done
+
+    def _raise_late(self, what: str, limit_s: float) -> NoReturn:
+        state, why = self._control.state, f"no answer within {limit_s:g} s to {what}"
         with state.changed:
             if self.sync and state.current is not None:  # it may be stuck for ever
                 state.lose(state.current, why, stall=True)
         raise CenterError(f"client {self.client}: {why}, from any generation of servers")
-
-    def _ask_current(self, name: str, command: str, fields: Dict[str, Any], end: float) -> Request:
-        """Ask the agent that is usable, with the lock held; wait until that is over, or `end`."""
-        state, lost = self._control.state, Request()
-        lost.lost = True
-        current = state.usable(name)
-        assert current is not None
-        try:
-            request = current.ask(command, name=name, **fields)
-        except CenterError:
-            self._control.wake()  # the control thread sees to it
-            return lost
-        state.wait(lambda: request.over, end - time.monotonic())
-        return request
 
     def _meet(self, what: str) -> None:
         """Wait until the leaders of all clients that are there have come to `what`."""

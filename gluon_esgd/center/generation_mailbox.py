@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 import numpy as np
 
@@ -160,11 +160,10 @@ class GenerationMailbox(Mailbox):
         what = f"a pull of '{self.name}'"
         self._link._call(self.name, what, limit_s, "pull", sync=False, rebase=rebase)
 
-    def _reduce(self, first: int, last: int, what: str) -> None:
-        self._link._call(
-            self.name, f"{what} over {self._link.num_clients} clients", self._link.peers_limit_s,
-            "reduce", first=first, last=last,
-        )  # fmt: skip
+    def _start_reduce(self, first: int, last: int, what: str) -> Callable[[], None]:
+        link, what = self._link, f"{what} over {self._link.num_clients} clients"
+        request = link._ask(self.name, what, link.peers_limit_s, "reduce", first=first, last=last)
+        return lambda: link._wait_for(request, what, link.peers_limit_s)
 
     def close(self) -> None:
         """Let launcher and agent forget this mailbox. Idempotent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -16,7 +16,7 @@ __all__ = ["Mailbox"]
 class Mailbox(ABC):
     """One trainer's flat weights and its center; the link's `attach` makes it.
 
-    No method waits longer than its limit. `seed`, ``pull(sync=True)`` and `reduce` are
+    No method waits longer than its limit. `seed`, ``pull(sync=True)`` and `start_reduce` are
     collective over the leaders of all clients, the others are this leader's own. Which agent
     they ask, and what becomes of a call when that agent is lost, is the business of the two kinds:
     `DirectMailbox` raises CenterError, `GenerationMailbox` goes on with the next generation.
@@ -25,7 +25,7 @@ class Mailbox(ABC):
     ----------
     x : ndarray of float32, shape (n,)
         The leader writes its weights here. The agent reads them from the start of an exchange
-        to its end; `reduce` sums in place.
+        to its end; `start_reduce` sums in place.
     """
 
     def __init__(self, name: str, memory: Memory, sync: bool) -> None:
@@ -236,29 +236,41 @@ class Mailbox(ABC):
         check_out(out, self.x.size)
         return self._memory.copy_center(out)
 
-    def reduce(self, start: int, stop: int) -> None:
-        """Sum ``x[start:stop]`` over all clients, in place; all leaders call it in one order.
+    def start_reduce(self, start: int, stop: int) -> Callable[[], None]:
+        """Start to sum ``x[start:stop]`` over all clients, in place.
+
+        All leaders call it in one order. Several may be under way, of different parts of x.
 
         Parameters
         ----------
         start, stop : int
             Must be made of whole chunks.
 
+        Returns
+        -------
+        callable
+            To be called once, without arguments: it waits until ``x[start:stop]`` is the sum, and
+            raises CenterError if it is not within the link's ``peers_limit_s`` of this call.
+
         Raises
         ------
         ValueError
             If the link is not ``sync``, or ``[start, stop)`` cuts a chunk.
         CenterError
-            If there is no answer within the link's ``peers_limit_s``.
+            If there is nobody to ask within ``peers_limit_s``.
         """
         if not self._sync:
             raise ValueError("reduce() needs a link with sync=True (rule 'sgd')")
         self._check_idle("reduce")
         first, last = chunk_range(self._memory.chunks, int(start), int(stop))
-        self._reduce(first, last, f"the sum of '{self.name}' [{start}, {stop})")
+        return self._start_reduce(first, last, f"the sum of '{self.name}' [{start}, {stop})")
 
     @abstractmethod
-    def _reduce(self, first: int, last: int, what: str) -> None: ...
+    def _start_reduce(self, first: int, last: int, what: str) -> Callable[[], None]: ...
+
+    def reduce(self, start: int, stop: int) -> None:
+        """Sum ``x[start:stop]`` over all clients, in place: `start_reduce`, and wait for it."""
+        self.start_reduce(start, stop)()
 
     @abstractmethod
     def close(self) -> None:

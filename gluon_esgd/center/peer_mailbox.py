@@ -13,7 +13,7 @@ need not compare their centers; but all must exchange equally often.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -201,8 +201,10 @@ class PeerMailbox:
             np.copyto(out, self._center)
         return self.center_version > 0
 
-    def reduce(self, start: int, stop: int) -> None:
-        """Sum ``x[start:stop]`` over all clients, in place; all leaders call it in one order.
+    def start_reduce(self, start: int, stop: int) -> Callable[[], None]:
+        """Return what sums ``x[start:stop]`` over all clients, in place; all leaders call both.
+
+        Nothing is under way before that is called: MPI goes on only where somebody waits.
 
         Parameters
         ----------
@@ -211,7 +213,11 @@ class PeerMailbox:
         """
         self._check_idle("reduce")
         chunk_range(self._chunks, start, stop)
-        self._sum(start, stop, f"the sum of '{self.name}' [{start}, {stop})")
+        return lambda: self._sum(start, stop, f"the sum of '{self.name}' [{start}, {stop})")
+
+    def reduce(self, start: int, stop: int) -> None:
+        """Sum ``x[start:stop]`` over all clients, in place; all leaders call it in one order."""
+        self.start_reduce(start, stop)()
 
     def _sum(self, start: int, stop: int, what: str) -> None:
         with center_errors():

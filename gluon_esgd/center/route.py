@@ -89,14 +89,27 @@ class Route:
 
     def pull(self, number: int, first: int = 0, last: Optional[int] = None) -> None:
         """Pull into buffer `number`, or its chunks ``[first, last)``; waits."""
+        self.ask(number, first, last)
+        self.arrived(number, first, last)
+
+    def ask(self, number: int, first: int = 0, last: Optional[int] = None) -> None:
+        """Begin to pull, as `pull` does, when the servers have answered what was pushed before."""
         pairs = self._pairs(number, first, last)
         got = [array if half is None else half for array, half in pairs]
         self._kv.pull(self.keys[first:last], out=got)
         for array, half in pairs:
             if half is not None:
                 mx.nd.cast(half, dtype="float32", out=array)
+
+    def arrived(self, number: int, first: int = 0, last: Optional[int] = None) -> None:
+        """Wait for what was asked for."""
+        for array, half in self._pairs(number, first, last):
             array.wait_to_read()
             self._count(array if half is None else half)
+
+    def size(self, chunk: int) -> int:
+        """Return the floats of a chunk."""
+        return int(self._arrays[X][chunk].size)
 
     def _pairs(self, number: int, first: int, last: Optional[int]) -> List[Tuple[Any, Any]]:
         return list(zip(self._arrays[number][first:last], self._halves[first:last]))

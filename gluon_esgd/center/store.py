@@ -10,7 +10,7 @@ take the result.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +24,8 @@ from .difference import Span, center_difference, distance_to, is_finite
 from .keys import PLAIN, STEP, Keys
 from .layout import CARRIED, kind_spans
 from .memory import ACKNOWLEDGED, IDLE, PULLING, PUSHING, Memory
-from .route import Route, X, acknowledged
+from .rounds_in_flight import RoundsInFlight
+from .route import Route, acknowledged
 from .rule import COMMAND, encode
 from .secret import sign
 
@@ -276,7 +277,11 @@ class StoredVector:
             self._memory.buffers[free][:] = 0
             self._push(self._steps, free)
 
-    def reduce(self, first: int, last: int) -> None:
-        """Sum chunks ``[first, last)`` of x over all clients, in place; all clients call it."""
-        self._center.settle(self._center.push(X, first, last))
-        self._center.pull(X, first, last)
+    def start_reduce(
+        self, rounds: RoundsInFlight, first: int, last: int, answer: Callable[[], None]
+    ) -> None:
+        """Start to sum chunks ``[first, last)`` of x over all clients, in place.
+
+        All clients call it, in one order. `answer` is called when x holds the sums.
+        """
+        rounds.start(self._center, first, last, answer)
