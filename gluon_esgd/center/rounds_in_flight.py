@@ -52,7 +52,7 @@ class RoundsInFlight:
     def __init__(self, num_servers: int) -> None:
         self._most = _FLOATS_UNDER_WAY * num_servers
         self._changed = threading.Condition()
-        self._under_way = self._open = 0  # floats that are pushed; rounds
+        self._under_way = self._open = 0  # floats that are pushed; chunks
         self._store = threading.Lock()  # two threads use it
         self._pushed: SimpleQueue[_Chunk] = SimpleQueue()
         self._asked_for: SimpleQueue[_Chunk] = SimpleQueue()
@@ -64,15 +64,14 @@ class RoundsInFlight:
 
         Waits until the last of them is under way.
         """
-        with self._changed:
-            self._open += 1
         for number in range(first, last):
             size = route.size(number)
             with self._changed:
                 self._changed.wait_for(functools.partial(self._has_room, size))
-                self._under_way += size
             with self._store:
                 sent = route.push(X, number, number + 1)
+            with self._changed:
+                self._under_way, self._open = self._under_way + size, self._open + 1
             self._pushed.put(_Chunk(route, number, sent, answer if number == last - 1 else None))
 
     def _has_room(self, size: int) -> bool:
@@ -100,9 +99,9 @@ class RoundsInFlight:
         chunk.route.arrived(X, chunk.number, chunk.number + 1)
         if chunk.answer is not None:
             chunk.answer()
-            with self._changed:
-                self._open -= 1
-                self._changed.notify_all()
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
 
 
 def _for_ever(work: Callable[[], None]) -> None:
