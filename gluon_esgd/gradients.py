@@ -83,6 +83,8 @@ class GradientReducer:
         self._params = list(params)
         self._comm, self._lane, self._counters = comm, lane, counters
         self._algorithm, self._bucket_bytes = settings.algorithm, settings.bucket_bytes
+        if between is not None:  # allreduce, round and broadcast of different buckets overlap
+            self._bucket_bytes //= 2
         self._compression = settings.compression
         self.between = between
         self._kinds: Tuple[List[Any], List[Any]] = ([], [])

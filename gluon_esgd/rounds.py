@@ -17,6 +17,7 @@ from .topology import World
 
 __all__ = ["ClientRounds"]
 
+_LARGEST = 1 << 18  # floats of a chunk: one comes back while others go, so several make a bucket
 _WORD = 16  # bytes of a client's learning rate and weight decay, each in a float
 
 
@@ -107,7 +108,7 @@ class ClientRounds:
         parts = [(n, True) for n in buckets]
         if self._link.compression is not None:  # half floats do not hold counts of samples
             parts = [part for n in buckets for part in ((n - TAIL, False), (TAIL, True))]
-        chunks, exact = chunks_of([*parts, (words, True)], self._link.num_servers)
+        chunks, exact = chunks_of([*parts, (words, True)], self._link.num_servers, _LARGEST)
         self._gradients = self._link.attach(
             f"{self._name}.gradients{self._laid}", [*buckets, words], chunks, {}, exact
         )

@@ -167,7 +167,11 @@ class Settings:
     compression: Optional[str] = _setting(
         None, _one_of("fp16"), "type of floats between machines and to the servers; unset: float32"
     )
-    bucket_bytes: int = _setting(8 << 20, _int(1), "size at which a gradient bucket is closed")
+    bucket_bytes: int = _setting(
+        8 << 20,
+        _int(1),
+        "size at which a gradient bucket is closed; with several clients under rule sgd half of it",
+    )
     tuning: Optional[str] = _setting(
         None, _text, "file that `gluon-esgd tune` wrote; unset: the user's own, where there is one"
     )

@@ -55,7 +55,7 @@ def even_chunks(size: int, num_servers: int, largest: int = 1 << 20) -> List[Tup
 
 
 def chunks_of(
-    parts: Sequence[Tuple[int, bool]], num_servers: int
+    parts: Sequence[Tuple[int, bool]], num_servers: int, largest: int = 1 << 20
 ) -> Tuple[List[Tuple[int, int]], List[bool]]:
     """Cut consecutive parts of a vector, each evenly, so that each is made of whole chunks.
 
@@ -64,6 +64,8 @@ def chunks_of(
     parts : sequence of (size, exact)
         Sizes may be 0; see `CenterLink.attach` for `exact`.
     num_servers : int
+    largest : int, default 2**20
+        See `even_chunks`.
 
     Returns
     -------
@@ -75,7 +77,7 @@ def chunks_of(
     flags: List[bool] = []
     start = 0
     for size, exact in parts:
-        spans = even_chunks(size, num_servers) if size else []
+        spans = even_chunks(size, num_servers, largest) if size else []
         chunks += [(start + a, start + b) for a, b in spans]
         flags += [exact] * len(spans)
         start += size

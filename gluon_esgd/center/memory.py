@@ -4,7 +4,7 @@ One anonymous file (``memfd``), handed over as a descriptor, so that it has no
 name to clean up and outlives any agent; a new agent maps the same one. It
 describes itself: header words, tables, then flat float32 vectors
 
-``x``     the leader's; only it writes there, except that `reduce` sums in place
+``x``     the leader's; only it writes there, except that `start_reduce` sums in place
 ``b0 b1`` the agent's; one holds the last *whole* center, the other may be in work
 ``base``  the center from which an ``asgd`` client counts its changes; the agent's, but that the
           leader may set it while nothing is in flight

@@ -20,8 +20,8 @@ from .route import Route, X, acknowledged
 
 __all__ = ["RoundsInFlight"]
 
-# To one server: one chunk that arrives there, and one behind it.
-_FLOATS_UNDER_WAY = 2 << 20
+# To one server: what arrives there, and what follows while its answer is on the way.
+_FLOATS_UNDER_WAY = 3 << 18
 
 
 class _Chunk(NamedTuple):

@@ -14,7 +14,7 @@ from gluon_esgd.errors import CenterError
 
 from .servers import Job, Servers
 
-FULL = 1 << 20  # floats of the largest chunk
+FULL = rounds_in_flight._FLOATS_UNDER_WAY // 2  # so two are under way to a server
 LIMIT_S = 20.0
 GetJob = Callable[..., Job]
 
@@ -129,11 +129,11 @@ def test_the_next_round_begins_before_the_first_one_is_back(
 def test_no_more_is_under_way_than_keeps_the_servers_busy(
     monkeypatch: pytest.MonkeyPatch, size: int, servers: int, count: int
 ) -> None:
-    wire, _ = begin(monkeypatch, [size] * 9, [(0, 9)], servers)
+    wire, _ = begin(monkeypatch, [size] * 15, [(0, 15)], servers)
     assert wire.saw(("push", count - 1))
     assert ("push", count) not in wire.events
-    wire.let("acknowledge", *range(9))
-    wire.let("return", *range(9))
+    wire.let("acknowledge", *range(15))
+    wire.let("return", *range(15))
     assert wire.saw(("over", 0))
     at = wire.events.index
     assert at(("ask", 0)) < at(("push", count)), "it was pushed before there was room"
@@ -189,9 +189,7 @@ def test_a_client_starts_all_rounds_before_the_others_have_begun(job: GetJob) ->
     for span in spans(other):
         other.reduce(*span)
     out = np.empty(N, np.float32)
-    for end in reversed(
-        ends
-    ):  # had in any order
+    for end in reversed(ends):  # had in any order
         end()
     assert (one.x == 3).all() and (other.x == 3).all()
     group.all(lambda m, seeder: m.seed(seeder, out.copy()), [one, other], [True, False])

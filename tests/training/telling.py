@@ -65,15 +65,24 @@ def train_and_tell(
 
 def before_packing(action: Callable[[int], None]) -> None:
     """From now on call ``action(step)`` in the engine before each bucket is packed."""
+    before_each_pack(lambda step, bucket: action(step))
+
+
+def before_each_pack(action: Callable[[int, int], None]) -> Callable[[], None]:
+    """Call ``action(step, bucket)`` in the engine before each is packed, until undone."""
     from gluon_esgd.gradients import _Reduction
 
     original = _Reduction.pack
 
     def pack(self: Any) -> None:
-        action(self.step)
+        action(self.step, self.bucket.number)
         original(self)
 
+    def undo() -> None:
+        _Reduction.pack = original  # type: ignore[method-assign]
+
     _Reduction.pack = pack  # type: ignore[method-assign]
+    return undo
 
 
 def fail_at_step_3(worker: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Callable, List, Tuple
+from typing import Any, List, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -13,29 +13,12 @@ import pytest
 
 from ..pool import Pools, Shape, label, run_once, until
 from .problems import batches, digest, flat, make_trainer, network, own_share, train_step
-from .telling import train_and_tell, worker_rank
+from .telling import before_each_pack, train_and_tell, worker_rank
 
 BUCKETS = (("GLUON_ESGD_BUCKET_BYTES", "64"),)
 COUNT = 3  # that makes of the parameters
 SERVERS = Shape(4, 2, 2, "sgd", settings=BUCKETS)
 SPLIT = Shape(4, 2, 0, "sgd", settings=BUCKETS)
-
-
-def before_each_pack(action: Callable[[int, int], None]) -> Callable[[], None]:
-    """Call ``action(step, bucket)`` in the engine before each is packed, until undone."""
-    from gluon_esgd.gradients import _Reduction
-
-    original = _Reduction.pack
-
-    def pack(self: Any) -> None:
-        action(self.step, self.bucket.number)
-        original(self)
-
-    def undo() -> None:
-        _Reduction.pack = original  # type: ignore[method-assign]
-
-    _Reduction.pack = pack  # type: ignore[method-assign]
-    return undo
 
 
 def _watched(waits: bool) -> Tuple[List[Tuple[str, int]], str]:
