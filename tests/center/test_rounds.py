@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gluon_esgd.center import Mailbox, even_chunks, rounds_in_flight
+from gluon_esgd.center.agent import Agent
 from gluon_esgd.center.rounds_in_flight import RoundsInFlight
 from gluon_esgd.errors import CenterError
 
@@ -51,8 +52,8 @@ class Wire:
             return self._changed.wait_for(lambda: set(events) <= set(self.events), LIMIT_S)
 
     def _wait(self, what: str, number: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: (what, number) in self._let, LIMIT_S)
+        with self._changed:  # without a limit: what fails in these threads ends the process
+            self._changed.wait_for(lambda: (what, number) in self._let)
 
     # A `Route`.
 
@@ -226,3 +227,45 @@ def test_servers_that_die_end_all_rounds_under_way(job: GetJob) -> None:
                 end()
     finally:
         group.close()
+
+
+class Vector:
+    """A vector of an agent's, on a wire of the test's."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def start_reduce(
+        self, rounds: RoundsInFlight, first: int, last: int, answer: Callable[[], None]
+    ) -> None:
+        rounds.start(self._wire, first, last, answer)  # type: ignore[arg-type]
+
+    def fill(self) -> None:
+        self._wire.note("fill", 0)
+
+
+def test_an_agent_begins_the_next_round_and_nothing_else_before_one_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire, said = Wire([FULL] * 2), []  # type: Wire, List[int]
+    monkeypatch.setattr(rounds_in_flight, "acknowledged", wire.acknowledged)
+    agent = Agent(None, RoundsInFlight(1), lambda answer: said.append(answer["ticket"]))  # type: ignore[arg-type]
+    agent._vectors["v"] = Vector(wire)  # type: ignore[assignment]
+
+    def ask() -> None:
+        for ticket in (0, 1):
+            fields = {"name": "v", "first": ticket, "last": ticket + 1}
+            agent.obey({"ticket": ticket, "command": "reduce", "fields": fields}, [])
+        wire.note("begun", 0)
+        agent.obey({"ticket": 2, "command": "fill", "fields": {"name": "v"}}, [])
+        wire.note("over", 0)
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert wire.saw(("push", 1), ("begun", 0))
+    wire.let("acknowledge", 0, 1)
+    wire.let("return", 0)
+    assert wire.saw(("ask", 1))
+    assert ("fill", 0) not in wire.events
+    wire.let("return", 1)
+    assert wire.saw(("over", 0))
+    assert said == [0, 1, 2]

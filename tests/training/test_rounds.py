@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, List, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
+
+from gluon_esgd.communicator import Communicator
+from gluon_esgd.counters import Counters
+from gluon_esgd.engine import Lane
+from gluon_esgd.errors import CenterError, LostClientsError
+from gluon_esgd.gradients import GradientReducer
+from gluon_esgd.settings import Settings
 
 from ..pool import Pools, Shape, label, run_once, until
 from .problems import batches, digest, flat, make_trainer, network, own_share, train_step
@@ -154,3 +162,58 @@ def test_an_agent_that_dies_with_rounds_under_way_ends_all_ranks() -> None:
     for worker in range(4):
         told = rf"worker {worker} raised LostClientsError: gradient bucket 0 .*, step 3, seen by"
         assert re.search(told, ended.output), ended.output
+
+
+class Between:
+    """Another client, which brings the same gradients; `fault` says what fails for a bucket."""
+
+    num_clients = 2
+
+    def __init__(self, fault: Tuple[str, int]) -> None:
+        self._fault, self.calls = fault, []  # type: Tuple[str, int], List[Tuple[str, int]]
+
+    def _note(self, what: str, number: int) -> None:
+        self.calls.append((what, number))
+        if (what, number) == self._fault:
+            raise CenterError("the agent is gone")
+
+    def start_sum(self, number: int, buffer: np.ndarray, what: str) -> None:
+        self._note("start", number)
+
+    def finish_sum(self, number: int, buffer: np.ndarray, what: str) -> None:
+        self._note("finish", number)
+        buffer *= 2
+
+    def gather(self, rates: Sequence[float]) -> List[List[float]]:
+        raise AssertionError("both clients train")
+
+
+@pytest.mark.parametrize(
+    ("fault", "begun", "ended"),
+    [
+        (("start", 1), [0, 1], [0]),
+        (("finish", 1), [0, 1, 2], [0, 1]),
+        (("nothing", 0), [0, 1, 2], [0, 1, 2]),
+    ],
+)
+def test_a_round_that_was_not_had_is_the_last(
+    fault: Tuple[str, int], begun: List[int], ended: List[int]
+) -> None:
+    """No other is begun where one could not be: each would wait as long for what is lost."""
+    net, between, lane = network(), Between(fault), Lane()
+    params = list(net.collect_params().values())
+    settings = Settings(bucket_bytes=64)
+    reducer = GradientReducer(params, Communicator(), lane, Counters(), settings, between)
+    reducer.lengths()
+    with autograd.record():
+        loss = net(mx.nd.array(batches()[0][0])).sum()
+    loss.backward()
+    reducer.settle()
+    reducer.reduce(1, 2.0)
+    if fault[0] == "nothing":
+        lane.wait()
+    else:
+        with pytest.raises(LostClientsError, match=r"bucket 1 .*: rank 0: the agent is gone"):
+            lane.wait()
+    assert [number for what, number in between.calls if what == "start"] == begun
+    assert [number for what, number in between.calls if what == "finish"] == ended
