@@ -112,6 +112,19 @@ def test_a_chunk_is_asked_for_before_the_next_one_is_pushed(
     assert wire.saw(("answer", 0), ("over", 0))
 
 
+def test_the_place_of_a_chunk_is_free_when_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire, flying = begin(monkeypatch, [FULL] * 2, [(0, 2)], servers=1)
+    assert wire.saw(("started", 0))
+    taken: List[int] = []
+    monkeypatch.setattr(wire, "ask", lambda *_: taken.append(flying._under_way))
+    wire.let("acknowledge", 0, 1)
+    wire.let("return", 0, 1)
+    assert wire.saw(("over", 0))
+    assert taken == [2 * FULL, FULL], "else the next push could be on the wire before it"
+
+
 def test_the_next_round_begins_before_the_first_one_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
