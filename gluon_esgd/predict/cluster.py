@@ -34,8 +34,8 @@ class Constants:
     socket_bytes_per_s : float
         At which one core moves bytes through sockets, both ends counted.
     duplex : float
-        Which share of the shorter of push and pull runs beside the longer, where keys travel
-        independently (stock rules); 0: one after the other, 1: all of it.
+        Which share of the shorter of push and pull runs beside the longer, where keys or buckets
+        travel independently (stock rules, ``sgd``); 0: one after the other, 1: all of it.
     exchange_s : float
         Fixed cost of an exchange, and of the round of a bucket: messages, engine, waking up.
     overhead_s : float

@@ -42,6 +42,8 @@ class Costs:
         on that of a server, B on that of a leader, less what stays on a host.
     both_ways_s : float
         The same with pushes and pulls at once.
+    together_s : float
+        Of all links the longest time of a step's rings, pushes, pulls and broadcasts, at once.
     add_s : float
         Each server takes in clients x B / servers.
     agent_s : float
@@ -61,7 +63,9 @@ class Costs:
         self._rule = configuration.rule
         self._bytes = work.parameter_bytes
         self._sent = self._bytes * (_HALF if configuration.half_floats else 1.0)
-        buckets = max(1, math.ceil(self._bytes / configuration.bucket_bytes))
+        meets = self._rule == "sgd" and self._clients > 1
+        bucket_bytes = configuration.bucket_bytes / (2 if meets else 1)
+        buckets = max(1, math.ceil(self._bytes / bucket_bytes))
         self.pieces = _STOCK_PIECES if self._rule in STOCK else buckets
         self._inside(configuration.half_floats)
         self._between()
@@ -84,6 +88,12 @@ class Costs:
         constants, clients = self._cluster.constants, self._clients
         self.one_way_s = self._longest(lambda zone: max(zone.push_out, zone.push_in)) * self._sent
         self.both_ways_s = self._longest(lambda zone: zone.push_out + zone.push_in) * self._sent
+        self.together_s = self._longest(
+            lambda zone: (
+                (zone.ring + zone.push_out + zone.push_in) * self._sent
+                + max(zone.spread_out, zone.spread_in) * self._bytes
+            )
+        )
         self.peers_s = self._longest(lambda zone: zone.peers) * self._sent
         self.add_s = self.agent_s = 0.0
         messages = 2 * (self._layout.peer_members - 1)
@@ -94,7 +104,7 @@ class Costs:
         self.turn_s = messages * constants.latency_s + constants.exchange_s
 
     def _longest(self, load: Callable[[Zone], float]) -> float:
-        """Seconds that the slowest link takes for its load of a vector of one byte."""
+        """Seconds that the slowest link takes for its `load` in bytes, or of a vector of one."""
         rate = self._cluster.rate
         return max((load(zone) / rate(zone.kind) for zone in self._layout.zones), default=0.0)
 

@@ -183,9 +183,9 @@ def _computing_s(
 def _rounds_s(costs: Costs, cluster: Cluster, configuration: Configuration) -> float:
     """Return what clients that meet at every step add to a step's communication.
 
-    ``sgd``: for each bucket a push that is answered when all clients have pushed, then a pull, then
-    a broadcast in the client; nothing beside it. Stock rules: each key by itself, so that pulls
-    run beside the pushes of other keys, as far as `Constants.duplex` says.
+    ``sgd``: for each bucket allreduce, push, pull, broadcast, see `_pipeline_s`; without servers
+    nothing runs beside another bucket's. Stock rules: each key by itself, so that pulls run beside
+    the pushes of other keys, as far as `Constants.duplex` says.
     """
     _, clients, servers, _ = configuration.counts
     if configuration.rule in STOCK:
@@ -194,8 +194,25 @@ def _rounds_s(costs: Costs, cluster: Cluster, configuration: Configuration) -> f
         return max(wire_s, costs.add_s) + costs.turn_s
     if configuration.rule != "sgd" or clients == 1:
         return 0.0
-    meet_s = max(costs.one_way_s, costs.add_s) + costs.one_way_s if servers else costs.peers_s
-    return meet_s + costs.spread_s + costs.pieces * costs.turn_s
+    turns_s = costs.pieces * costs.turn_s
+    if not servers:
+        return costs.peers_s + costs.spread_s + turns_s
+    return _pipeline_s(costs, cluster) - costs.allreduce_s + turns_s
+
+
+def _pipeline_s(costs: Costs, cluster: Cluster) -> float:
+    """Return what the stages of all buckets take, that of one beside those of the others.
+
+    As long as the link, the lane (which makes allreduces and broadcasts) or the server that has
+    most to do; before and after, the stages of one bucket stand alone. `Constants.duplex` says how
+    far this comes true.
+    """
+    duplex, push_s = cluster.constants.duplex, max(costs.one_way_s, costs.add_s)
+    lane_s = costs.allreduce_s + costs.spread_s
+    in_order_s = lane_s + push_s + costs.one_way_s
+    at_once_s = max(costs.together_s, lane_s, costs.add_s)
+    piped_s = at_once_s + (in_order_s - at_once_s) / costs.pieces
+    return duplex * piped_s + (1 - duplex) * in_order_s
 
 
 def _exchange(costs: Costs, work: Work, configuration: Configuration, step_s: float) -> _Exchange:

@@ -42,8 +42,11 @@ def test_stock_rules_push_and_pull_over_the_servers_link(duplex, seconds):
         assert step(Configuration(rule, 12), on) == pytest.approx(seconds)
 
 
-def test_a_round_of_ours_pulls_when_all_have_pushed():
-    assert step(Configuration("sgd", 12, 12)) == pytest.approx(40)
+@pytest.mark.parametrize(("duplex", "seconds"), [(1.0, 24), (0.0, 40), (0.5, 32)])
+def test_rounds_of_ours_push_and_pull_beside_each_other(duplex, seconds):
+    on, how = cluster(constants={"duplex": duplex}), Configuration("sgd", 12, 12)
+    of_five = replace(how, bucket_bytes=10_000_000)  # half as large, as they are between clients
+    assert step(of_five, on) == pytest.approx(seconds)
 
 
 def test_a_client_of_three_hosts_takes_the_ring():
@@ -52,7 +55,11 @@ def test_a_client_of_three_hosts_takes_the_ring():
 
 def test_rounds_of_clients_follow_their_ring():
     # Ring 4/3, push 1 and pull 1 of the other leader, broadcast 4/3.
-    assert step(Configuration("sgd", 12, 2)) == pytest.approx((4 / 3 + 2 + 4 / 3) * 2)
+    one = Configuration("sgd", 12, 2, bucket_bytes=50_000_000)
+    assert step(one) == pytest.approx((4 / 3 + 2 + 4 / 3) * 2)
+    # Of many buckets: what goes out of the host of leader and server, the other leader's pull.
+    many = replace(one, bucket_bytes=2)
+    assert step(many) == pytest.approx((4 / 3 + 1 + 4 / 3) * 2)
     # Among leaders: a ring of two.
     assert step(Configuration("sgd", 12, 2, servers=0)) == pytest.approx((4 / 3 + 1 + 4 / 3) * 2)
 
@@ -130,7 +137,7 @@ def test_messages_cost_latency():
     on = cluster(link=1e18, constants={"latency_s": 1e-3, "exchange_s": 5e-3})
     how = Configuration("sgd", 12, bucket_bytes=5_000_000)
     assert step(how, on) == pytest.approx(5 * 2 * 5 * 1e-3)
-    rounds = 5 * (4e-3 + 5e-3) + 5 * 2 * 2e-3  # and those of the rings of three
+    rounds = 10 * (4e-3 + 5e-3) + 10 * 2 * 2e-3  # half buckets, and the rings of three
     spread = 6 * (2 + 2) * 1e-3  # pieces of 4 MiB: scatter over 3 hosts, and a ring
     assert step(replace(how, clients=2, servers=1), on) == pytest.approx(rounds + spread)
 
