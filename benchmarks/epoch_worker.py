@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import mxnet as mx
 from cluster import counters
@@ -48,11 +48,13 @@ class Usage:
 
     def so_far(self) -> Dict[str, Any]:
         """Return what came to it since."""
-        link, cpu = _link(), _cpu()
+        link, cpu = _link(), {"workers": 0.0, "servers": 0.0, "agents": 0.0}
+        for pid, (kind, seconds) in _cpu().items():
+            cpu[kind] += seconds - self._cpu.get(pid, (kind, 0.0))[1]
         return {
             "seconds": time.perf_counter() - self._time,
             "link": {way: link[way] - self._link[way] for way in link},
-            "cpu_s": {kind: round(cpu[kind] - self._cpu[kind], 2) for kind in cpu},
+            "cpu_s": {kind: round(seconds, 2) for kind, seconds in cpu.items()},
         }
 
 
@@ -60,9 +62,9 @@ def _link() -> Dict[str, int]:
     return counters("self", "e0") if os.path.exists("/sys/class/net/e0") else {"in": 0, "out": 0}
 
 
-def _cpu() -> Dict[str, float]:
-    """Seconds that the processes of this host have worked, by what they are."""
-    found = {"workers": 0.0, "servers": 0.0, "agents": 0.0}
+def _cpu() -> Dict[str, Tuple[str, float]]:
+    """What the processes of this host are, and how many seconds they have worked."""
+    found: Dict[str, Tuple[str, float]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             kind = _kind(pid)
@@ -70,7 +72,7 @@ def _cpu() -> Dict[str, float]:
         except OSError:
             continue  # it has ended
         if kind:
-            found[kind] += TICK_S * (int(numbers[11]) + int(numbers[12]))
+            found[pid] = kind, TICK_S * (int(numbers[11]) + int(numbers[12]))
     return found
 
 
