@@ -84,9 +84,8 @@ def _kind(pid: str) -> Optional[str]:
         return "servers" if log.startswith(("server", "scheduler")) else "agents"
     if not any(word.endswith(b"epoch_worker.py") for word in argv) or b"-m" in argv:
         return None
-    role = b"DMLC_ROLE=" in Path(f"/proc/{pid}/environ").read_bytes()
-    stock_worker = b"DMLC_ROLE=worker" in Path(f"/proc/{pid}/environ").read_bytes()
-    return "workers" if stock_worker or not role else "servers"
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return "servers" if {b"DMLC_ROLE=server", b"DMLC_ROLE=scheduler"} & set(environ) else "workers"
 
 
 def make_trainer(task: Dict[str, Any], net: gluon.HybridBlock) -> Any:
