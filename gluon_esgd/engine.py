@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -48,6 +48,23 @@ def _run_operation(_: int, number: int) -> None:
 _callback = _Callback(
     _run_operation
 )  # one for all operations, and for ever: the engine may call late
+
+
+@mx.nd.ndarray.DeleterFunc
+def _let_go(
+    tensor: Any,
+    cast: Callable = ctypes.cast,
+    kind: type = ctypes.py_object,
+    decrement: Callable = ctypes.pythonapi.Py_DecRef,
+) -> None:
+    decrement(cast(tensor.contents.manager_ctx, kind))
+
+
+# MXNet's own looks up names that are gone at the interpreter's end; the process then dies of
+# SIGSEGV where an array that `from_numpy` made without a copy lives so long. So does one that is
+# freed itself by then: this one never is.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_let_go))
+mx.nd.ndarray.dl_managed_tensor_deleter = _let_go
 
 
 def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:

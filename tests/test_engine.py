@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from typing import Iterator, List
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 from gluon_esgd import engine
@@ -92,3 +94,16 @@ def test_view_of_nothing() -> None:
 
 def test_there_is_one_lane() -> None:
     assert lane() is lane()
+
+
+def test_memory_is_let_go_when_mxnet_has_lost_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the interpreter's end, which MXNet's own way of letting go does not survive."""
+    memory = np.zeros(5, np.float32)
+    known = sys.getrefcount(memory)
+    array = mx.nd.zeros((5,))
+    engine.move(array, memory)
+    mx.nd.waitall()
+    assert sys.getrefcount(memory) > known
+    monkeypatch.setattr(mx.nd.ndarray, "ctypes", None)
+    del array
+    assert sys.getrefcount(memory) == known
