@@ -9,7 +9,8 @@ are workers (dist-) and with fewer (mpi-). The baseline is MXNet's own: ``gluon.
 ``kvstore='dist_sync'`` and its stock servers, no agents, in the same namespaces. Each configuration
 is a job of its own. Time is that of the slowest worker over all timed steps, whole intervals;
 bytes are read from the interfaces. Rule "alone" is as many workers without any communication: what
-computing takes on this machine. `epoch_report.py` makes tables and pictures of the files,
+computing takes on this machine. Rows that the output file holds are not run again, so a long table
+may be made in parts. `epoch_report.py` makes tables and pictures of the files,
 `predictions.py` compares them with the cost model.
 """
 
@@ -172,25 +173,46 @@ class Bench:
         }
 
 
+class Results:
+    """The rows, and the file that keeps them; what it holds already is not run again."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        names = ("hosts", "workers", "batch", "samples", "lazy")
+        self._path, self._about = args.output, {name: getattr(args, name) for name in names}
+        self._rows: List[Dict[str, Any]] = []
+        self._runs: List[Dict[str, Any]] = []
+        if args.output is not None and args.output.exists():
+            known = json.loads(args.output.read_text())
+            other = {name: known[name] for name in names if known[name] != self._about[name]}
+            if other:
+                raise SystemExit(f"{args.output} is of {other}; give another --output")
+            self._rows, self._runs = known["rows"], known["runs"]
+        self._runs.append(describe())
+
+    def has(self, start: Dict[str, Any], repeats: int) -> bool:
+        """Whether there are as many rows that say what `start` says."""
+        return sum(start.items() <= row.items() for row in self._rows) >= repeats
+
+    def add(self, row: Dict[str, Any]) -> None:
+        """Show a row and keep it."""
+        self._rows.append(row)
+        print(_row(row), flush=True)
+        if self._path is not None:
+            write(self._path, {"runs": self._runs, **self._about, "rows": self._rows})
+
+
 def main() -> None:
-    """Run all configurations, print the table, write the file."""
+    """Run all configurations that the file does not hold yet."""
     args = arguments()
-    rows = []
+    results = Results(args)
     for rate in args.rates:
         with Cluster(Network(args.hosts, rate)) as cluster:
             for megabytes in args.megabytes:
                 bench = Bench(args, cluster, megabytes)
                 for configuration in configurations(args):
-                    for _ in range(args.repeats):
-                        rows.append({"rate": rate, **bench.run(configuration)})
-                        print(_row(rows[-1]), flush=True)
-                        if args.output:
-                            write(args.output, {**describe(), **_setup(args), "rows": rows})
-
-
-def _setup(args: argparse.Namespace) -> Dict[str, Any]:
-    names = ("hosts", "workers", "batch", "samples", "lazy")
-    return {name: getattr(args, name) for name in names}
+                    start = {"rate": rate, "megabytes": megabytes, **vars(configuration)}
+                    while not results.has(start, args.repeats):
+                        results.add({**start, **bench.run(configuration)})
 
 
 def _row(row: Dict[str, Any]) -> str:
