@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ..errors import LaunchError
+from ..flags import FlagReader
 from .hosts import Host, parse_hosts, read_hostfile
 from .run import run
 from .spec import JobSpec
@@ -77,25 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what each worker runs")
 
 
-class _Reader:
-    """Converts texts and keeps a fault for each that cannot be."""
-
-    def __init__(self, texts: Dict[str, Any]) -> None:
-        self._texts = texts
-        self.faults: List[str] = []
-
-    def get(self, name: str, convert: Callable[[str], Any], kind: str, default: Any = None) -> Any:
-        text = self._texts[name]
-        if text is None:
-            return default
-        try:
-            return convert(text)
-        except ValueError as error:
-            flag = "-n" if name == "n" else "--" + name.replace("_", "-")
-            self.faults.append(f"{flag} {text!r} must be {kind}" if kind else f"{flag}: {error}")
-            return default
-
-
 def spec_from(options: argparse.Namespace) -> JobSpec:
     """Return the job that parsed options describe.
 
@@ -104,7 +86,7 @@ def spec_from(options: argparse.Namespace) -> JobSpec:
     ValueError
         Lists every fault, of reading and of meaning.
     """
-    reader = _Reader(vars(options))
+    reader = FlagReader(vars(options))
     hosts = _hosts(reader, options)
     slots = sum(host.slots for host in hosts)
     workers = reader.get("n", int, "an integer", slots or 1)
@@ -140,13 +122,13 @@ def _texts(options: argparse.Namespace) -> Dict[str, Any]:
     return {**given, "dry_run": options.dry_run}
 
 
-def _job_dir(reader: _Reader, options: argparse.Namespace) -> Optional[str]:
+def _job_dir(reader: FlagReader, options: argparse.Namespace) -> Optional[str]:
     if options.job_dir is not None and options.resume is not None:
         reader.faults.append("--job-dir and --resume: give one of them")
     return options.job_dir if options.resume is None else options.resume
 
 
-def _hosts(reader: _Reader, options: argparse.Namespace) -> Tuple[Host, ...]:
+def _hosts(reader: FlagReader, options: argparse.Namespace) -> Tuple[Host, ...]:
     if options.hosts is not None and options.hostfile is not None:
         reader.faults.append("--hosts and --hostfile: give one of them")
     listed: Tuple[Host, ...] = reader.get("hosts", parse_hosts, "", ())

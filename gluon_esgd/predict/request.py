@@ -6,9 +6,10 @@ import argparse
 import math
 import re
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import raise_faults
+from ..flags import FlagReader
 from .calibration import read_constants
 from .cluster import Cluster, Constants
 from .configuration import RULES, STOCK
@@ -69,30 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-class _Reader:
-    """Converts the texts of flags and keeps a fault for each that cannot be."""
-
-    def __init__(self, texts: Dict[str, Any]) -> None:
-        self._texts = texts
-        self.faults: List[str] = []
-
-    def get(self, name: str, convert: Callable[[str], Any], kind: str, default: Any = None) -> Any:
-        told = self._texts[name]
-        if told is None:
-            return default
-        try:
-            return convert(told)
-        except (ValueError, OverflowError):
-            self.faults.append(f"--{name.replace('_', '-')} {told!r} must be {kind}")
-            return default
-
-    def need(self, name: str, convert: Callable[[str], Any], kind: str, default: Any) -> Any:
-        """Return what cannot be left out; `default` only keeps the reading of the others going."""
-        if self._texts[name] is None:
-            self.faults.append(f"--{name.replace('_', '-')} is missing: give {kind}")
-        return self.get(name, convert, kind, default)
-
-
 def request_from(options: argparse.Namespace) -> Request:
     """Return what parsed options ask for.
 
@@ -102,7 +79,7 @@ def request_from(options: argparse.Namespace) -> Request:
         Lists every fault.
     """
     texts = vars(options)
-    reader = _Reader(texts)
+    reader = FlagReader(texts)
     workers = reader.need("workers", _workers, f"an integer from 1 to {_MOST_WORKERS}", 1)
     name, parameters = _network(reader, texts)
     work = Work(
@@ -130,7 +107,7 @@ def request_from(options: argparse.Namespace) -> Request:
     )
 
 
-def _network(reader: _Reader, texts: Dict[str, Any]) -> Tuple[str, float]:
+def _network(reader: FlagReader, texts: Dict[str, Any]) -> Tuple[str, float]:
     """Return name and number of parameters."""
     if (texts["model"] is None) == (texts["parameters"] is None):
         reader.faults.append("--model and --parameters: give one of them")
@@ -147,7 +124,7 @@ def _network(reader: _Reader, texts: Dict[str, Any]) -> Tuple[str, float]:
     return name, float(MODELS.get(name, 1))
 
 
-def _cluster(reader: _Reader, texts: Dict[str, Any], workers: int) -> Cluster:
+def _cluster(reader: FlagReader, texts: Dict[str, Any], workers: int) -> Cluster:
     hosts = reader.get("hosts", _workers, f"an integer from 1 to {_MOST_WORKERS}", workers)
     rates = {name: reader.get(name, _rate, _RATE) for name in ("server_link", "uplink")}
     per_rack = reader.get("hosts_per_rack", _count, _COUNT)
@@ -169,7 +146,7 @@ def _cluster(reader: _Reader, texts: Dict[str, Any], workers: int) -> Cluster:
     )
 
 
-def _constants(reader: _Reader, texts: Dict[str, Any]) -> Constants:
+def _constants(reader: FlagReader, texts: Dict[str, Any]) -> Constants:
     constants = Constants()
     if texts["calibration"] is not None:
         try:
