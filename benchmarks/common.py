@@ -1,5 +1,6 @@
 """What the benchmarks share: what figures belong to, and the files they are written to."""
 
+import argparse
 import json
 import os
 import platform
@@ -9,11 +10,11 @@ import sys
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from gluon_esgd.tune.results import processor
 
-__all__ = ["ROOT", "command_line", "describe", "versions", "write"]
+__all__ = ["ROOT", "command_line", "describe", "report", "versions", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
@@ -70,3 +71,30 @@ def write(path: Path, results: Dict[str, Any]) -> None:
     """Write `results` as JSON, in a folder that is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def report(
+    about: Optional[str],
+    text: Callable[[Dict[str, Any]], str],
+    plot: Callable[[Dict[str, Any], Path], None],
+) -> None:
+    """Be the script that prints what a file of results says, and draws it where asked to.
+
+    Parameters
+    ----------
+    about : str
+        The script's own docstring.
+    text : callable
+        Returns what is printed of the results.
+    plot : callable
+        Draws the results into a file.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=raw)
+    parser.add_argument("results", type=Path, help="file that the benchmark wrote")
+    parser.add_argument("--output", type=Path, help="PNG")
+    args = parser.parse_args()
+    results = json.loads(args.results.read_text())
+    print(text(results))
+    if args.output is not None:
+        plot(results, args.output)

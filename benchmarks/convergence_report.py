@@ -6,13 +6,12 @@
 target, accuracy at the end and after as many samples each, staleness; and the sweeps.
 """
 
-import argparse
-import json
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import numpy as np
+from common import report
 
 Trial = Dict[str, Any]
 COLOURS = {"SGD": "tab:blue", "ASGD": "tab:green", "ESGD": "tab:red", "MPI": "black"}
@@ -106,21 +105,5 @@ def _together(trials: List[Trial], kind: str) -> Any:
     return xs, np.mean(ys, axis=0)
 
 
-def main(argv: Optional[List[str]] = None) -> None:
-    """Print the tables; draw where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
-    parser.add_argument("results", type=Path, help="file that convergence.py wrote")
-    parser.add_argument("--output", type=Path, help="PNG")
-    args = parser.parse_args(argv)
-    found = json.loads(args.results.read_text())
-    print(table(found))
-    print()
-    print(sweeps(found))
-    if args.output is not None:
-        plot(found, args.output)
-
-
-_Raw = argparse.RawDescriptionHelpFormatter
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, lambda found: f"{table(found)}\n\n{sweeps(found)}", plot)

@@ -7,10 +7,10 @@ as fast as MXNet's own ``dist_sync`` with as many servers, bytes on the busiest 
 the processes.
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional
+
+from common import report
 
 Row = Dict[str, Any]
 COLOURS = {"sgd": "tab:blue", "asgd": "tab:green", "esgd": "tab:red"}
@@ -82,19 +82,5 @@ def plot(results: Dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    """Print the tables; draw where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
-    parser.add_argument("results", type=Path, help="file that epoch.py wrote")
-    parser.add_argument("--output", type=Path, help="PNG")
-    args = parser.parse_args()
-    results = json.loads(args.results.read_text())
-    print(table(results))
-    if args.output is not None:
-        plot(results, args.output)
-
-
-_Raw = argparse.RawDescriptionHelpFormatter
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, table, plot)
