@@ -7,8 +7,9 @@ makes a cluster of namespaces (`cluster.py`, needs root), and trains a perceptro
 `--megabytes` of parameters on it by ``gluon-esgd run``: each rule with as many clients as there
 are workers (dist-) and with fewer (mpi-). The baseline is MXNet's own: ``gluon.Trainer`` with
 ``kvstore='dist_sync'`` and its stock servers, no agents, in the same namespaces. Each configuration
-is a job of its own. Time is that of the slowest worker over all timed steps, whole intervals;
-bytes are read from the interfaces. Rule "alone" is as many workers without any communication: what
+is a job of its own. Time is that of the slowest worker over all timed steps, bytes are
+read from the interfaces. Under rule esgd one interval passes before, then whole intervals are timed
+until there are `--seconds` of them, for exchanges may take longer than an interval. Rule "alone" is as many workers without any communication: what
 computing takes on this machine. Rows that the output file holds are not run again, so a long table
 may be made in parts. `epoch_report.py` makes tables and pictures of the files,
 `predictions.py` compares them with the cost model.
@@ -70,7 +71,8 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--rules", nargs="+", default=RULES, help="also dist_async, MXNet's")
     parser.add_argument("--interval", type=int, default=64, help="of esgd")
     parser.add_argument("--lazy", type=int, default=1, help="of asgd and esgd")
-    parser.add_argument("--steps", type=int, default=4, help="at least; else whole intervals")
+    parser.add_argument("--steps", type=int, default=4, help="at least, and whole intervals")
+    parser.add_argument("--seconds", type=float, default=90.0, help="at least, of esgd")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16, help="of each worker")
     parser.add_argument("--samples", type=int, default=60_000, help="of an epoch")
@@ -79,7 +81,7 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         args.hosts, args.workers, args.clients, args.megabytes = 2, 4, [2, 1], [1.0]
-        args.rules, args.interval, args.steps = ["alone", "dist_sync", "esgd"], 4, 4
+        args.rules, args.interval, args.seconds = ["alone", "dist_sync", "esgd"], 4, 0.0
     return args
 
 
@@ -110,12 +112,13 @@ class Bench:
 
     def run(self, configuration: Configuration) -> Dict[str, Any]:
         """Run one job; return its figures."""
-        steps = max(self._args.steps, configuration.interval)
+        elastic = configuration.rule == "esgd"
         task = {
             "megabytes": self._megabytes,
             "batch": self._args.batch,
-            "warm_up": WARM_UP,
-            "steps": steps,
+            "warm_up": max(WARM_UP, configuration.interval),
+            "steps": max(self._args.steps, configuration.interval),
+            "seconds": self._args.seconds if elastic else 0.0,
             "stock": configuration.is_stock,
             "store": None if configuration.rule == "alone" else configuration.rule,
         }
@@ -126,7 +129,7 @@ class Bench:
             workers = [json.loads(file.read_text()) for file in files]
         if len(workers) != self._args.workers:
             raise SystemExit(f"{configuration}: {len(workers)} workers of {self._args.workers}")
-        return self._figures(configuration, steps, workers)
+        return self._figures(configuration, workers)
 
     def _launch(self, configuration: Configuration, task: Dict[str, Any]) -> None:
         cluster, workers, servers = self._cluster, self._args.workers, configuration.servers
@@ -145,14 +148,15 @@ class Bench:
         launch(cluster, workers, flags, WORKER, task, LIMIT_S)
 
     def _figures(
-        self, configuration: Configuration, steps: int, workers: List[Dict[str, Any]]
+        self, configuration: Configuration, workers: List[Dict[str, Any]]
     ) -> Dict[str, Any]:
         args = self._args
-        step_s = max(worker["seconds"] for worker in workers) / steps
+        step_s = max(worker["seconds"] / len(worker["step_s"]) for worker in workers)
         links: Dict[str, Dict[str, float]] = {}
         cpu: Dict[str, float] = {}
         for host in sorted({worker["host"] for worker in workers}):
             first = next(worker for worker in workers if worker["host"] == host)
+            steps = len(first["step_s"])
             links[host] = {way: count / steps for way, count in first["link"].items()}
             for kind, seconds in first["cpu_s"].items():
                 cpu[kind] = cpu.get(kind, 0.0) + seconds / steps
@@ -161,7 +165,7 @@ class Bench:
             "name": configuration.name(args.workers),
             **vars(configuration),
             "megabytes": self._megabytes,
-            "steps": steps,
+            "steps": min(len(worker["step_s"]) for worker in workers),
             "step_s": step_s,
             "median_step_s": statistics.median(t for w in workers for t in w["step_s"]),
             "epoch_s": step_s * args.samples / (args.batch * args.workers),

@@ -7,6 +7,7 @@ TASK is JSON (see `epoch.py`). Under ``gluon-esgd run`` the trainer is `ElasticT
 import of MXNet is all that happens.
 """
 
+import copy
 import json
 import math
 import os
@@ -99,6 +100,13 @@ def make_trainer(task: Dict[str, Any], net: gluon.HybridBlock) -> Any:
     return ElasticTrainer(net.collect_params(), "sgd", options), world().worker_rank
 
 
+def has_time_left(seconds: float) -> bool:
+    """Whether there are any, by the clock of the client's leader; collective in the client."""
+    from gluon_esgd import broadcast_object
+
+    return broadcast_object(seconds > 0)
+
+
 def main() -> None:
     """Train for the steps of the task."""
     task = json.loads(sys.argv[1])
@@ -115,15 +123,18 @@ def main() -> None:
 
     for _ in range(task["warm_up"]):
         step()
-    usage, times = Usage(), []
-    for _ in range(task["steps"]):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
+    before = None if task["stock"] else copy.copy(trainer.counters)
+    usage, times, more = Usage(), [], True
+    while more:
+        for _ in range(task["steps"]):
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+        more = not task["stock"] and has_time_left(task["seconds"] - sum(times))
     found = {"host": socket.gethostname(), **usage.so_far(), "step_s": times}
-    if not task["stock"]:
-        found["exchanges"] = trainer.counters.exchanges
-        found["late"] = trainer.counters.exchanges_late
+    if before is not None:
+        found["exchanges"] = trainer.counters.exchanges - before.exchanges
+        found["late"] = trainer.counters.exchanges_late - before.exchanges_late
     Path(task["folder"], f"worker{number}.json").write_text(json.dumps(found))
     if not task["stock"]:
         trainer.finish()

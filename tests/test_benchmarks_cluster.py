@@ -163,6 +163,8 @@ def test_collectives_over_a_link(tmp_path: Path, python: str):
         assert 0.95 < row["over_needed"] < 1.3
         ratio = rows[collective, "library"]["seconds"] / row["seconds"]
         assert row["times_as_fast_as_library"] == pytest.approx(ratio)
+    said = run("cluster_allreduce_report.py", str(output))
+    assert said.count(f", {ratio:.2f} |") >= 1 and said.count("| 2 | 100mbit | 0.5 |") == 2
 
 
 @pytest.mark.timeout(290)
