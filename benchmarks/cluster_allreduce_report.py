@@ -1,6 +1,6 @@
 """Tables and pictures of what `cluster_allreduce.py` wrote.
 
-    python benchmarks/cluster_allreduce_report.py cluster-allreduce.json --output cluster-allreduce.png
+    python benchmarks/cluster_allreduce_report.py cluster-allreduce.json --output all.png
 
 (pictures need matplotlib) prints a table in Markdown for each collective: for each algorithm the
 median time, bytes that the busiest host sends over what is needed, and how many times as fast it
@@ -10,29 +10,21 @@ is as the MPI library.
 from pathlib import Path
 from typing import Any, Dict, List
 
-from common import report
+from common import grouped, report
 
 Row = Dict[str, Any]
 COLOURS = {"hierarchical": "tab:red", "ring": "tab:blue", "chain": "tab:green", "library": "grey"}
 
 
-def groups(rows: List[Row], *names: str) -> Dict[Any, List[Row]]:
-    """Return the rows by what they have under `names`, in their order."""
-    found: Dict[Any, List[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
-
-
 def table(results: Dict[str, Any]) -> str:
     """Return the tables as Markdown."""
     lines: List[str] = []
-    for (collective,), rows in groups(results["rows"], "collective").items():
+    for (collective,), rows in grouped(results["rows"], "collective").items():
         algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
         lines += ["", f"**{collective}**: ms, bytes over what is needed, times as fast as library"]
         lines += ["", "| hosts | rate | MB | " + " | ".join(algorithms) + " |"]
         lines.append("|---" * (3 + len(algorithms)) + "|")
-        for start, same in groups(rows, "hosts", "rate", "megabytes").items():
+        for start, same in grouped(rows, "hosts", "rate", "megabytes").items():
             cells = [f"{value:g}" if isinstance(value, float) else value for value in start]
             lines.append("| " + " | ".join(map(str, [*cells, *map(_cell, same)])) + " |")
     return "\n".join(lines[1:])
@@ -50,12 +42,12 @@ def plot(results: Dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    pictures = groups(results["rows"], "collective", "rate")
+    pictures = grouped(results["rows"], "collective", "rate")
     figure, axes = pyplot.subplots(
         1, len(pictures), figsize=(4.2 * len(pictures), 4.2), sharey=True, layout="constrained"
     )
     for (title, rows), axis in zip(pictures.items(), axes):
-        for (algorithm, hosts), line in groups(rows, "algorithm", "hosts").items():
+        for (algorithm, hosts), line in grouped(rows, "algorithm", "hosts").items():
             axis.plot(
                 [row["megabytes"] for row in line],
                 [row["times_as_fast_as_library"] for row in line],

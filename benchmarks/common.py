@@ -10,11 +10,11 @@ import sys
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from gluon_esgd.tune.results import processor
 
-__all__ = ["ROOT", "command_line", "describe", "report", "versions", "write"]
+__all__ = ["ROOT", "command_line", "describe", "grouped", "report", "versions", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
@@ -71,6 +71,14 @@ def write(path: Path, results: Dict[str, Any]) -> None:
     """Write `results` as JSON, in a folder that is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def grouped(rows: Iterable[Dict[str, Any]], *names: str) -> Dict[Any, List[Dict[str, Any]]]:
+    """Return the rows by the tuple of what they have under `names`, in their order."""
+    found: Dict[Any, List[Dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
 
 
 def report(

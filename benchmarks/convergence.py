@@ -1,6 +1,7 @@
 """Accuracy against time and against samples, by each of the six algorithms, on slow links.
 
     python benchmarks/convergence.py tune --network two-tier --output two-tier.json
+    python benchmarks/convergence.py extend --network two-tier --output two-tier.json
     python benchmarks/convergence.py run --network two-tier --output two-tier.json
     python benchmarks/convergence.py final --output two-tier.json
     python benchmarks/convergence.py sweep --network two-tier --output two-tier.json
@@ -11,6 +12,8 @@ namespaces (`cluster.py`, needs root), and the center is tried on pictures that 
 
 - `tune`: six trials of each algorithm, the same range of learning rates for all; the first to come
   to the target on held-back training pictures wins, or the one that comes closest.
+- `extend`: where the rate that won is the outermost of those tried, the next one beyond it, twice
+  at most.
 - `run`: what won, with other seeds, on the test pictures: time and samples to the target.
 - `final`: the same for as many samples each, on links that are not slow: what is it worth at last?
 - `sweep`: intervals, moving rates, numbers of clients and momenta of the center, elastic, one
@@ -47,6 +50,8 @@ ALGORITHMS: Dict[str, Tuple[str, Optional[int]]] = {
 RATES = (0.02, 0.06, 0.2)
 FINER_RATES = (0.02, 0.035, 0.06, 0.1, 0.2, 0.35)  # where there is no interval to choose
 INTERVALS = {"asgd": (1, 4), "esgd": (16, 64)}
+CHOSEN = ("lr", "interval")  # what tuning chooses
+EXTENSIONS = 2
 TUNE_SEED, SEEDS = 0, (1, 2, 3)
 SIZES = ("batch", "train", "validation", "test")
 LIMIT_S = 1800.0
@@ -87,6 +92,16 @@ def trials(rule: str, seconds: float) -> List[Trial]:
     return [{"lr": rate, "interval": interval, **common} for rate, interval in pairs]
 
 
+def beyond(rows: List[Trial]) -> Optional[Trial]:
+    """Return the trial that follows where the best one has an outermost learning rate."""
+    best, rates = min(rows, key=_merit), sorted({row["lr"] for row in rows})
+    if best["lr"] not in (rates[0], rates[-1]):
+        return None
+    ratio = rates[1] / rates[0] if best["lr"] == rates[0] else rates[-2] / rates[-1]
+    again = {key: best[key] for key in (*CHOSEN, "seed", "seconds_limit") if key in best}
+    return {**again, "lr": float(f"{best['lr'] / ratio:.2g}")}
+
+
 class Stages:
     """What was found so far, and how to go on."""
 
@@ -103,10 +118,25 @@ class Stages:
                 rule, clients = ALGORITHMS[name]
                 wanted = trials(rule, self._args.tune_seconds)
                 rows = self._job(cluster, rule, clients, wanted, "validation")
-                best = min(rows, key=_merit)
-                chosen = {key: best[key] for key in ("lr", "interval") if key in best}
-                self._note("tune", name, {"trials": rows, "chosen": chosen})
-                print(f"{name:10} {chosen}: {_said(best)}", flush=True)
+                self._choose(name, rows)
+
+    def extend(self) -> None:
+        """Go on beyond the ends of the grid where the best is there."""
+        with self._cluster(self._args.network) as cluster:
+            for name in self._args.algorithms:
+                for _ in range(EXTENSIONS):
+                    rows = self.found["tune"][name]["trials"]
+                    further = beyond(rows)
+                    if further is None:
+                        break
+                    rows += self._job(cluster, *ALGORITHMS[name], [further], "validation")
+                    self._choose(name, rows)
+
+    def _choose(self, name: str, rows: List[Trial]) -> None:
+        best = min(rows, key=_merit)
+        chosen = {key: best[key] for key in CHOSEN if key in best}
+        self._note("tune", name, {"trials": rows, "chosen": chosen})
+        print(f"{name:10} {chosen} of {len(rows)}: {_said(best)}", flush=True)
 
     def run(self) -> None:
         """Train by what was chosen, with other seeds."""
@@ -196,7 +226,7 @@ class Stages:
             write(self._args.output, self.found)
 
 
-STAGES = ("tune", "run", "final", "sweep")
+STAGES = ("tune", "extend", "run", "final", "sweep")
 
 
 def _lines(path: Path) -> List[Dict[str, Any]]:

@@ -9,10 +9,10 @@ are workers (dist-) and with fewer (mpi-). The baseline is MXNet's own: ``gluon.
 ``kvstore='dist_sync'`` and its stock servers, no agents, in the same namespaces. Each configuration
 is a job of its own. Time is that of the slowest worker over all timed steps, bytes are
 read from the interfaces. Under rule esgd one interval passes before, then whole intervals are timed
-until there are `--seconds` of them, for exchanges may take longer than an interval. Rule "alone" is as many workers without any communication: what
-computing takes on this machine. Rows that the output file holds are not run again, so a long table
-may be made in parts. `epoch_report.py` makes tables and pictures of the files,
-`predictions.py` compares them with the cost model.
+until there are `--seconds` of them, for exchanges may take longer than an interval. Rule "alone" is
+as many workers without any communication: what computing takes on this machine. Rows that the
+output file holds are not run again, so a long table may be made in parts. `epoch_report.py` makes
+tables and pictures of the files, `predictions.py` compares them with the cost model.
 """
 
 import argparse

@@ -10,7 +10,7 @@ the processes.
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from common import report
+from common import grouped, report
 
 Row = Dict[str, Any]
 COLOURS = {"sgd": "tab:blue", "asgd": "tab:green", "esgd": "tab:red"}
@@ -18,10 +18,8 @@ COLOURS = {"sgd": "tab:blue", "asgd": "tab:green", "esgd": "tab:red"}
 
 def groups(results: Dict[str, Any]) -> Dict[str, List[Row]]:
     """Return the rows by network and size of the model, in their order."""
-    found: Dict[str, List[Row]] = {}
-    for row in results["rows"]:
-        found.setdefault(f"{row['megabytes']:g} MB, {row['rate']}", []).append(row)
-    return found
+    found = grouped(results["rows"], "megabytes", "rate")
+    return {f"{megabytes:g} MB, {rate}": rows for (megabytes, rate), rows in found.items()}
 
 
 def times_as_fast(row: Row, rows: List[Row]) -> Optional[float]:

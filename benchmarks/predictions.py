@@ -83,17 +83,18 @@ def lines(residuals: Sequence[Residual]) -> List[Dict[str, Any]]:
 
 
 def show(title: str, rows: Sequence[Dict[str, Any]]) -> None:
-    """Print them."""
-    print(title)
-    for row in rows:
-        print(
-            f"  {row['hosts']} hosts {row['megabits']:5.0f} Mbit/s {row['megabytes']:4g} MB "
-            f"{row['rule']:10}{row['clients']:3} clients {row['servers']} servers: "
-            f"{row['measured_s']:7.3f} s, predicted {row['predicted_s']:7.3f} s, "
-            f"{row['step_error']:+.0%}; bytes {row['bytes_error']:+.0%}"
-        )
+    """Print them as a table in Markdown."""
     within = sum(abs(row["step_error"]) <= TARGET for row in rows)
-    print(f"  {within} of {len(rows)} within {TARGET:.0%}")
+    print(f"**{title}**: {within} of {len(rows)} within {TARGET:.0%}\n")
+    print("| hosts | Mbit/s | MB | rule | clients | servers | s a step | predicted | | bytes |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        size = [row["hosts"], f"{row['megabits']:g}", f"{row['megabytes']:g}"]
+        kind = [row["rule"], row["clients"], row["servers"]]
+        times = [f"{row[key]:.3g}" for key in ("measured_s", "predicted_s")]
+        errors = [f"{row[key]:+.0%}" for key in ("step_error", "bytes_error")]
+        print("| " + " | ".join(map(str, [*size, *kind, *times, *errors])) + " |")
+    print()
 
 
 def plot(fitted: Sequence[Dict[str, Any]], held: Sequence[Dict[str, Any]], path: Path) -> None:
@@ -131,7 +132,8 @@ def main() -> None:
     held = [row for path in args.held_back for row in measurements(path)]
     found = calibrate(rows) if rows else Calibration(held[0].cluster.constants, ())
     fitted, compared = lines(found.residuals), lines(compare(held, found.constants))
-    show("fitted", fitted)
+    if fitted:
+        show("fitted", fitted)
     show("held back", compared)
     print(found.constants)
     if args.constants is not None:

@@ -149,7 +149,7 @@ def test_an_epoch_by_mxnet_by_esgd_and_by_mpi_over_two_hosts(tmp_path: Path):
     ratio = stock["step_s"] / elastic["step_s"]
     assert f"| mpi-ESGD | 2 | 1 | {elastic['step_s']:.2f} |" in said and f"| {ratio:.1f} |" in said
     said = run("predictions.py", "--held-back", str(output))
-    assert said.count("predicted") == 3 and "of 3 within 20%" in said
+    assert said.count("| 2 | 100 | 1 |") == 3 and "of 3 within 20%" in said
 
 
 @pytest.mark.parametrize("python", [sys.executable, OPEN_MPI_PYTHON], ids=["mpich", "openmpi"])
@@ -173,7 +173,7 @@ def test_convergence_from_tuning_to_sweeps(tmp_path: Path):
     run("convergence.py", "all", "--quick", "--output", str(output), timeout=280)
     found = json.loads(output.read_text())
     tuned = found["tune"]["mpi-ESGD"]
-    assert len(tuned["trials"]) == 6
+    assert 6 <= len(tuned["trials"]) <= 8  # further ones where the best is an outermost rate
     assert tuned["chosen"] in [{k: t[k] for k in ("lr", "interval")} for t in tuned["trials"]]
     for stage in ("run", "final"):
         (trial,) = found[stage]["mpi-ESGD"]["trials"]
