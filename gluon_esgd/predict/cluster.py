@@ -11,8 +11,8 @@ from .checks import number, whole
 
 __all__ = ["SHARES", "Cluster", "Constants"]
 
-SHARES = ("efficiency", "duplex")  # constants that are 1 at most
-_MAY_BE_0 = ("latency_s", "duplex", "exchange_s", "overhead_s")
+SHARES = ("efficiency", "duplex", "pipelining")  # constants that are 1 at most
+_MAY_BE_0 = ("latency_s", "duplex", "pipelining", "exchange_s", "overhead_s")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Constants:
     socket_bytes_per_s : float
         At which one core moves bytes through sockets, both ends counted.
     duplex : float
-        Which share of the shorter of push and pull runs beside the longer, where keys or buckets
-        travel independently (stock rules, ``sgd``); 0: one after the other, 1: all of it.
+        Which share of the shorter of push and pull runs beside the longer under stock rules, where
+        keys travel independently; 0: one after the other, 1: all of it.
+    pipelining : float
+        The same under ``sgd``: of the stages of a bucket beside those of other buckets.
     exchange_s : float
         Fixed cost of an exchange, and of the round of a bucket: messages, engine, waking up.
     overhead_s : float
@@ -49,6 +51,7 @@ class Constants:
     memory_bytes_per_s: float = 20e9
     socket_bytes_per_s: float = 2e9
     duplex: float = 0.8
+    pipelining: float = 0.8
     exchange_s: float = 2e-3
     overhead_s: float = 1e-3
 

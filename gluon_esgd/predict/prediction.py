@@ -204,15 +204,15 @@ def _pipeline_s(costs: Costs, cluster: Cluster) -> float:
     """Return what the stages of all buckets take, that of one beside those of the others.
 
     As long as the link, the lane (which makes allreduces and broadcasts) or the server that has
-    most to do; before and after, the stages of one bucket stand alone. `Constants.duplex` says how
-    far this comes true.
+    most to do; before and after, the stages of one bucket stand alone. `Constants.pipelining`
+    says how far this comes true.
     """
-    duplex, push_s = cluster.constants.duplex, max(costs.one_way_s, costs.add_s)
+    share, push_s = cluster.constants.pipelining, max(costs.one_way_s, costs.add_s)
     lane_s = costs.allreduce_s + costs.spread_s
     in_order_s = lane_s + push_s + costs.one_way_s
     at_once_s = max(costs.together_s, lane_s, costs.add_s)
     piped_s = at_once_s + (in_order_s - at_once_s) / costs.pieces
-    return duplex * piped_s + (1 - duplex) * in_order_s
+    return share * piped_s + (1 - share) * in_order_s
 
 
 def _exchange(costs: Costs, work: Work, configuration: Configuration, step_s: float) -> _Exchange:

@@ -13,6 +13,7 @@ IDEAL = Constants(
     memory_bytes_per_s=FREE,
     socket_bytes_per_s=FREE,
     duplex=1.0,
+    pipelining=1.0,
     exchange_s=0.0,
     overhead_s=0.0,
 )

@@ -30,9 +30,13 @@ TRUE = Constants(
     latency_s=5e-3,
     server_bytes_per_s=90 * MB,
     duplex=0.4,
+    pipelining=0.6,
     overhead_s=20e-3,
 )
-FITTED = ("efficiency", "latency_s", "server_bytes_per_s", "duplex", "overhead_s")
+FITTED = (
+    *("efficiency", "latency_s", "server_bytes_per_s"),
+    *("duplex", "pipelining", "overhead_s"),
+)
 
 
 def row(configuration, hosts, link, parameter_bytes, constants=TRUE, factor=1.0):

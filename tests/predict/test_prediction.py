@@ -42,9 +42,9 @@ def test_stock_rules_push_and_pull_over_the_servers_link(duplex, seconds):
         assert step(Configuration(rule, 12), on) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("duplex", "seconds"), [(1.0, 24), (0.0, 40), (0.5, 32)])
-def test_rounds_of_ours_push_and_pull_beside_each_other(duplex, seconds):
-    on, how = cluster(constants={"duplex": duplex}), Configuration("sgd", 12, 12)
+@pytest.mark.parametrize(("share", "seconds"), [(1.0, 24), (0.0, 40), (0.5, 32)])
+def test_rounds_of_ours_push_and_pull_beside_each_other(share, seconds):
+    on, how = cluster(constants={"pipelining": share}), Configuration("sgd", 12, 12)
     of_five = replace(how, bucket_bytes=10_000_000)  # half as large, as they are between clients
     assert step(of_five, on) == pytest.approx(seconds)
 
