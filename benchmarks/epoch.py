@@ -8,11 +8,12 @@ makes a cluster of namespaces (`cluster.py`, needs root), and trains a perceptro
 are workers (dist-) and with fewer (mpi-). The baseline is MXNet's own: ``gluon.Trainer`` with
 ``kvstore='dist_sync'`` and its stock servers, no agents, in the same namespaces. Each configuration
 is a job of its own. Time is that of the slowest worker over all timed steps, bytes are
-read from the interfaces. Under rule esgd one interval passes before, then whole intervals are timed
-until there are `--seconds` of them, for exchanges may take longer than an interval. Rule "alone" is
-as many workers without any communication: what computing takes on this machine. Rows that the
-output file holds are not run again, so a long table may be made in parts. `epoch_report.py` makes
-tables and pictures of the files, `predictions.py` compares them with the cost model.
+read from the interfaces. Under rules asgd and esgd one interval passes before, then whole intervals
+are timed until there are `--seconds` of them, for exchanges may take longer than an interval. Rule
+"alone" is as many workers without any communication: what computing takes on this machine. Rows
+that the output file holds are not run again, so a long table may be made in parts.
+`epoch_report.py` makes tables and pictures of the files, `predictions.py` compares them with the
+cost model.
 """
 
 import argparse
@@ -51,6 +52,11 @@ class Configuration:
         """Whether it is MXNet without this library."""
         return self.rule == "alone" or self.rule.startswith("dist_")
 
+    @property
+    def may_be_late(self) -> bool:
+        """Whether steps go on while an exchange is under way."""
+        return self.rule in ("asgd", "esgd") and self.servers > 0
+
     def name(self, workers: int) -> str:
         """Return what tables call it."""
         if self.is_stock:
@@ -72,7 +78,7 @@ def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--interval", type=int, default=64, help="of esgd")
     parser.add_argument("--lazy", type=int, default=1, help="of asgd and esgd")
     parser.add_argument("--steps", type=int, default=4, help="at least, and whole intervals")
-    parser.add_argument("--seconds", type=float, default=90.0, help="at least, of esgd")
+    parser.add_argument("--seconds", type=float, default=90.0, help="at least, of asgd and esgd")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16, help="of each worker")
     parser.add_argument("--samples", type=int, default=60_000, help="of an epoch")
@@ -112,13 +118,12 @@ class Bench:
 
     def run(self, configuration: Configuration) -> Dict[str, Any]:
         """Run one job; return its figures."""
-        elastic = configuration.rule == "esgd"
         task = {
             "megabytes": self._megabytes,
             "batch": self._args.batch,
             "warm_up": max(WARM_UP, configuration.interval),
             "steps": max(self._args.steps, configuration.interval),
-            "seconds": self._args.seconds if elastic else 0.0,
+            "seconds": self._args.seconds if configuration.may_be_late else 0.0,
             "stock": configuration.is_stock,
             "store": None if configuration.rule == "alone" else configuration.rule,
         }
@@ -143,7 +148,7 @@ class Bench:
         }
         if configuration.rule == "esgd":
             flags["--interval"] = configuration.interval
-        if configuration.rule in ("asgd", "esgd"):
+        if configuration.may_be_late:
             flags["--lazy"] = min(self._args.lazy, configuration.interval)
         launch(cluster, workers, flags, WORKER, task, LIMIT_S)
 
@@ -156,23 +161,26 @@ class Bench:
         cpu: Dict[str, float] = {}
         for host in sorted({worker["host"] for worker in workers}):
             first = next(worker for worker in workers if worker["host"] == host)
-            steps = len(first["step_s"])
-            links[host] = {way: count / steps for way, count in first["link"].items()}
+            count = len(first["step_s"])
+            links[host] = {way: moved / count for way, moved in first["link"].items()}
             for kind, seconds in first["cpu_s"].items():
-                cpu[kind] = cpu.get(kind, 0.0) + seconds / steps
+                cpu[kind] = cpu.get(kind, 0.0) + seconds / count
+        steps = [len(worker["step_s"]) for worker in workers]
+        exchanges = sum(worker.get("exchanges", 0) for worker in workers)
         busiest = max(max(found.values()) for found in links.values())
         return {
             "name": configuration.name(args.workers),
             **vars(configuration),
             "megabytes": self._megabytes,
-            "steps": min(len(worker["step_s"]) for worker in workers),
+            "steps": min(steps),
             "step_s": step_s,
             "median_step_s": statistics.median(t for w in workers for t in w["step_s"]),
             "epoch_s": step_s * args.samples / (args.batch * args.workers),
             "busiest_link_bytes": busiest,
             "link_bytes": links,
             "cpu_s": cpu,
-            "exchanges": sum(worker.get("exchanges", 0) for worker in workers),
+            "exchanges": exchanges,
+            "steps_per_exchange": sum(steps) / exchanges if exchanges else None,
             "late": sum(worker.get("late", 0) for worker in workers),
         }
 
@@ -221,10 +229,11 @@ def main() -> None:
 
 def _row(row: Dict[str, Any]) -> str:
     cpu = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in row["cpu_s"].items())
+    often = f"; {row['steps_per_exchange']:.1f} steps an exchange" if row["exchanges"] else ""
     return (
         f"{row['rate']:>8} {row['megabytes']:5g} MB  {row['name']:16}{row['clients']:3} client(s)"
         f"{row['servers']:3} server(s){row['step_s']:9.3f} s a step{row['epoch_s']:8.0f} s an epoch"
-        f"{row['busiest_link_bytes'] / 1e6:8.1f} MB; CPU s a step: {cpu}; late {row['late']}"
+        f"{row['busiest_link_bytes'] / 1e6:8.1f} MB; CPU s a step: {cpu}{often}"
     )
 
 

@@ -34,7 +34,9 @@ def table(results: Dict[str, Any]) -> str:
     lines = []
     for title, rows in groups(results).items():
         lines += ["", f"**{title}**", "", "| | clients | servers | s a step | min an epoch | x |"]
-        lines[-1] += " MB on the busiest link | CPU s a step: workers, servers, agents | late |"
+        lines[-1] += (
+            " MB on the busiest link | CPU s a step: workers, servers, agents | steps an exchange |"
+        )
         lines.append("|---|---|---|---|---|---|---|---|---|")
         lines += [_line(row, rows) for row in rows]
     return "\n".join(lines[1:])
@@ -45,8 +47,14 @@ def _line(row: Row, rows: List[Row]) -> str:
     cpu = ", ".join(f"{row['cpu_s'][kind]:.2f}" for kind in ("workers", "servers", "agents"))
     cells = [row["name"], row["clients"], row["servers"], f"{row['step_s']:.2f}"]
     cells += [f"{row['epoch_s'] / 60:.1f}", "" if ratio is None else f"{ratio:.1f}"]
-    cells += [f"{row['busiest_link_bytes'] / 1e6:.1f}", cpu, row["late"]]
+    cells += [f"{row['busiest_link_bytes'] / 1e6:.1f}", cpu, _often(row)]
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _often(row: Row) -> str:
+    """Every how many steps there was an exchange, where that is not said by the rule."""
+    often = row.get("steps_per_exchange")
+    return f"{often:.0f}" if often else ""
 
 
 def plot(results: Dict[str, Any], path: Path) -> None:
