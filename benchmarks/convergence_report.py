@@ -22,8 +22,8 @@ def table(found: Dict[str, Any]) -> str:
     target = f"{found['target']:.0%}"
     lines = [
         f"| | learning rate, interval | s to {target} | samples to {target} | at the end "
-        "| as many samples each | others' exchanges between own |",
-        "|---|---|---|---|---|---|---|",
+        "| as many samples each | ms a step | others' exchanges between own |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in found.get("run", {}).items():
         trials = runs["trials"]
@@ -33,6 +33,7 @@ def table(found: Dict[str, Any]) -> str:
         cells = [name, ", ".join(f"{value:g}" for value in chosen.values())]
         cells += [_median(trials, "target_s", ".1f"), _median(trials, "target_samples", ",.0f")]
         cells += [f"{last:.1%}", "" if final is None else _final(final["trials"])]
+        cells.append(f"{median(1e3 * t['seconds'] / t['steps'] for t in trials):.0f}")
         cells.append(_mean(trials, "others_between"))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

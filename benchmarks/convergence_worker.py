@@ -88,7 +88,7 @@ class Trial:
         """Train until time or samples are used up; return what the center knew when."""
         self._step()
         mx.nd.waitall()
-        self._start = time.perf_counter()
+        self._start, cpu_s = time.perf_counter(), time.process_time()
         while True:
             for _ in range(CHECK_STEPS):
                 self._step()
@@ -98,11 +98,15 @@ class Trial:
                 self._keep()
             if done:
                 break
-        seconds, steps = time.perf_counter() - self._start, self._steps
+        found = {
+            "seconds": time.perf_counter() - self._start,
+            "cpu_s": time.process_time() - cpu_s,  # of this process, all its threads
+            "steps": self._steps,
+        }
         if self._task["rule"] == "sgd" and world().num_clients > 1:
             self._trainer.join()  # clients come to their end by their own clocks
         self._trainer.finish()
-        return {**self._trial, "seconds": seconds, "steps": steps, "center": self._evaluate()}
+        return {**self._trial, **found, "center": self._evaluate()}
 
     def exchanges(self) -> List[Tuple[float, float]]:
         """Return when, by the clock of all processes, and how stale each exchange was."""
