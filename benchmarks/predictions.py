@@ -27,6 +27,7 @@ from gluon_esgd.predict import (
 )
 
 UNITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
+ERRORS = ("step_error", "bytes_error")
 TARGET = 0.2  # of step times, held back
 
 
@@ -60,7 +61,8 @@ def _measurement(results: Dict[str, Any], row: Dict[str, Any]) -> Measurement:
         None if stock or row["rule"] == "sgd" else row["interval"],
         lazy=min(results["lazy"], row["interval"]),
     )
-    return Measurement(configuration, work, cluster, row["step_s"], row["busiest_link_bytes"])
+    crossed = row["busiest_link_bytes"] or None  # nothing leaves a single host
+    return Measurement(configuration, work, cluster, row["step_s"], crossed)
 
 
 def lines(residuals: Sequence[Residual]) -> List[Dict[str, Any]]:
@@ -92,7 +94,7 @@ def show(title: str, rows: Sequence[Dict[str, Any]]) -> None:
         size = [row["hosts"], f"{row['megabits']:g}", f"{row['megabytes']:g}"]
         kind = [row["rule"], row["clients"], row["servers"]]
         times = [f"{row[key]:.3g}" for key in ("measured_s", "predicted_s")]
-        errors = [f"{row[key]:+.0%}" for key in ("step_error", "bytes_error")]
+        errors = [f"{row[k]:+.0%}" if row[k] is not None else "" for k in ERRORS]
         print("| " + " | ".join(map(str, [*size, *kind, *times, *errors])) + " |")
     print()
 

@@ -11,8 +11,8 @@ from .checks import number, whole
 
 __all__ = ["SHARES", "Cluster", "Constants"]
 
-SHARES = ("efficiency", "duplex", "pipelining")  # constants that are 1 at most
-_MAY_BE_0 = ("latency_s", "duplex", "pipelining", "exchange_s", "overhead_s")
+SHARES = ("efficiency", "stock_duplex", "duplex", "pipelining")  # constants of 1 at most
+_MAY_BE_0 = ("latency_s", *SHARES[1:], "exchange_s", "overhead_s")
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ class Constants:
         Of a host, reading and writing counted alike.
     socket_bytes_per_s : float
         At which one core moves bytes through sockets, both ends counted.
-    duplex : float
+    stock_duplex : float
         Which share of the shorter of push and pull runs beside the longer under stock rules, where
         keys travel independently; 0: one after the other, 1: all of it.
+    duplex : float
+        The same of exchanges: of one client's pull beside the pushes of others.
     pipelining : float
         The same under ``sgd``: of the stages of a bucket beside those of other buckets.
     exchange_s : float
@@ -50,6 +52,7 @@ class Constants:
     agent_bytes_per_s: float = 1e9
     memory_bytes_per_s: float = 20e9
     socket_bytes_per_s: float = 2e9
+    stock_duplex: float = 0.5
     duplex: float = 0.8
     pipelining: float = 0.8
     exchange_s: float = 2e-3

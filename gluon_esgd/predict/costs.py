@@ -103,6 +103,28 @@ class Costs:
             self.agent_s = self._bytes / constants.agent_bytes_per_s
         self.turn_s = messages * constants.latency_s + constants.exchange_s
 
+    @property
+    def snapshot_s(self) -> float:
+        """Of a step in which an exchange is due: a copy of the weights, a shift added to them.
+
+        Six times a rank's vector in the memory of its host, whether the exchange is late or not.
+        """
+        ranks = self._cluster.workers_per_host if self._cluster.cores is None else self._workers
+        return 6 * self._bytes * ranks / self._cluster.constants.memory_bytes_per_s
+
+    @property
+    def exchange_wire_s(self) -> float:
+        """Of push and pull of all clients; of one client they follow each other.
+
+        Other clients push while it pulls, as far as `Constants.duplex` says.
+        """
+        rate, duplex = self._cluster.rate, self._cluster.constants.duplex
+        lone_s = self._sent / rate("host")
+        if self._servers:
+            lone_s = max(lone_s, self._sent / self._servers / rate("server host"))
+        at_once_s = max(self.both_ways_s, 2 * min(lone_s, self.one_way_s))
+        return duplex * at_once_s + (1 - duplex) * 2 * self.one_way_s
+
     def _longest(self, load: Callable[[Zone], float]) -> float:
         """Seconds that the slowest link takes for its `load` in bytes, or of a vector of one."""
         rate = self._cluster.rate
@@ -113,11 +135,6 @@ class Costs:
         """Of the links that exchanges use, the longest time of a step's rings."""
         used = self._longest(lambda zone: zone.ring if zone.push_out + zone.push_in else 0.0)
         return used * self._sent
-
-    @property
-    def servers_beside_ring_s(self) -> float:
-        """Of the links that rings use, the longest time of an exchange of all clients."""
-        return self._longest(lambda z: z.push_out + z.push_in if z.ring else 0.0) * self._sent
 
     def cores_s(self, meetings: float) -> float:
         """Return the time of cores in a step that has so many exchanges or rounds, per core.

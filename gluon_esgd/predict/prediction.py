@@ -42,7 +42,7 @@ class Prediction:
     parts : dict of str to float
         What `step_s` is the sum of: "compute", "shared cores", "allreduce" and "rounds" (what
         backward does not hide of them), "wait for exchanges", "broadcast of exchanges", "links
-        shared with exchanges", "fixed".
+        shared with exchanges", "fixed" (copies of the weights where exchanges are due, too).
     exchange_s : float
         From the snapshot to the servers' answer; 0 where there are no exchanges.
     steps_per_exchange : float
@@ -100,9 +100,10 @@ def predict(work: Work, cluster: Cluster, configuration: Configuration) -> Predi
     work = replace(work, compute_s=compute_s)
     step_s = _overlapped(work, comm_s, costs.pieces)
     exchange = _Exchange(steps=1.0 if rounds_s else math.inf)
+    fixed_s = cluster.constants.overhead_s
     if configuration.exchanges:
-        overhead_s = cluster.constants.overhead_s
-        exchange = _exchange(costs, work, configuration, step_s + overhead_s)
+        fixed_s += costs.snapshot_s / configuration.counts[3]
+        exchange = _exchange(costs, work, configuration, step_s + fixed_s)
     meetings = 1 / exchange.steps
     of_rounds = rounds_s / comm_s if rounds_s else 0.0
     exposed_s = step_s - work.compute_s
@@ -114,7 +115,7 @@ def predict(work: Work, cluster: Cluster, configuration: Configuration) -> Predi
         "wait for exchanges": exchange.wait_s * meetings,
         "broadcast of exchanges": exchange.broadcast_s * meetings,
         "links shared with exchanges": exchange.shared_s * meetings,
-        "fixed": cluster.constants.overhead_s,
+        "fixed": fixed_s,
     }
     busy_s = costs.busy_s(work.compute_s, meetings)
     return _told(work, configuration, parts, busy_s, costs.busiest(meetings), exchange)
@@ -185,11 +186,11 @@ def _rounds_s(costs: Costs, cluster: Cluster, configuration: Configuration) -> f
 
     ``sgd``: for each bucket allreduce, push, pull, broadcast, see `_pipeline_s`; without servers
     nothing runs beside another bucket's. Stock rules: each key by itself, so that pulls run beside
-    the pushes of other keys, as far as `Constants.duplex` says.
+    the pushes of other keys, as far as `Constants.stock_duplex` says.
     """
     _, clients, servers, _ = configuration.counts
     if configuration.rule in STOCK:
-        duplex = cluster.constants.duplex
+        duplex = cluster.constants.stock_duplex
         wire_s = duplex * costs.both_ways_s + (1 - duplex) * 2 * costs.one_way_s
         return max(wire_s, costs.add_s) + costs.turn_s
     if configuration.rule != "sgd" or clients == 1:
@@ -219,28 +220,34 @@ def _exchange(costs: Costs, work: Work, configuration: Configuration, step_s: fl
     """Return the exchanges of steps that take `step_s` without them."""
     if configuration.servers == 0:
         return _exchange_of_leaders(costs, work, configuration, step_s)
-    exposed = (_overlapped(work, costs.allreduce_s, costs.pieces) - work.compute_s) / step_s
-    duration_s = _duration_s(costs, step_s)
+    exposed_s = _overlapped(work, costs.allreduce_s, costs.pieces) - work.compute_s
+    exposed = exposed_s / costs.allreduce_s if costs.allreduce_s else 0.0
+    ring_s = costs.ring_beside_servers_s
     _, _, _, interval = configuration.counts
-    late_s = duration_s - configuration.lazy * step_s
-    steps, wait_s = float(interval), max(0.0, late_s)
-    if late_s > configuration.center_wait_s:
-        wait_s = configuration.center_wait_s
-        steps *= 1 + math.ceil((late_s - wait_s) / (interval * step_s))
-    return _Exchange(
-        duration_s, steps, wait_s, costs.spread_s, costs.servers_beside_ring_s * exposed
-    )
+    found, all_s, shared_s = _Exchange(), step_s, 0.0
+    for _ in range(_TURNS):
+        slow_ring_s = ring_s + shared_s
+        duration_s = _duration_s(costs, min(1.0, slow_ring_s / all_s))
+        plain_s = step_s + shared_s * exposed
+        late_s = duration_s - configuration.lazy * plain_s
+        steps, wait_s = float(interval), max(0.0, late_s)
+        if late_s > configuration.center_wait_s:
+            wait_s = configuration.center_wait_s
+            steps *= 1 + math.ceil((late_s - wait_s) / (interval * plain_s))
+        all_s = plain_s + (wait_s + costs.spread_s) / steps
+        # The other way round: a ring has half of a link while an exchange is on it.
+        shared_s = ring_s / (1 - min(1.0, duration_s / (steps * all_s)) / 2) - ring_s
+        found = _Exchange(duration_s, steps, wait_s, costs.spread_s, shared_s * exposed * steps)
+    return found
 
 
-def _duration_s(costs: Costs, step_s: float) -> float:
+def _duration_s(costs: Costs, active: float) -> float:
     """Return how long an exchange takes when all clients are at it: pull, difference, push.
 
-    A ring that is active for a share u of the step takes half of a link that it shares, so the
-    wire's time is divided by ``1 - u / 2``.
+    A ring that is `active` for a share of the step takes half of a link that it shares.
     """
-    active = min(1.0, costs.ring_beside_servers_s / step_s)
-    one_way_s = costs.one_way_s / (1 - active / 2)
-    return one_way_s + costs.agent_s + max(one_way_s, costs.add_s) + costs.turn_s
+    wire_s = costs.exchange_wire_s / (1 - active / 2)
+    return wire_s + costs.agent_s + max(0.0, costs.add_s - wire_s / 2) + costs.turn_s
 
 
 def _exchange_of_leaders(

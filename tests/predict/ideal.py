@@ -12,6 +12,7 @@ IDEAL = Constants(
     agent_bytes_per_s=FREE,
     memory_bytes_per_s=FREE,
     socket_bytes_per_s=FREE,
+    stock_duplex=1.0,
     duplex=1.0,
     pipelining=1.0,
     exchange_s=0.0,

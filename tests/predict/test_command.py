@@ -90,7 +90,7 @@ def test_the_command_that_it_names_starts_such_a_job(plan, more):
         ("--rule dist_sync", "rule dist_sync, 12 clients, 1 server\n"),
         ("--rule sgd --clients 12", "rule sgd, 12 clients, 1 server\n"),
         ("--rule sgd --clients 1", "one client, pure MPI\n"),
-        ("--clients 6 --interval 1", "exchange       8.82 s, every 20 steps: late, and put off"),
+        ("--clients 6 --interval 1", "exchange       5.33 s, every 9 steps: late, and put off"),
         ("--clients 2 --interval 8 --servers 0", "rule esgd, 2 clients, 0 servers, interval 8"),
         ("--rule sgd --clients 2 --server-link 100m", "busiest link   server host 0"),
         ("--rule sgd --clients 1 --hosts-per-rack 3 --uplink 100m", "busiest link   rack 0"),
