@@ -91,6 +91,9 @@ def test_a_client_pulls_while_others_push(duplex, seconds):
         work(), cluster(2, 1, constants={"duplex": duplex}), replace(how, workers=2, clients=2)
     )
     assert lone.exchange_s == pytest.approx(4)  # nobody else: one after the other
+    slow = cluster(server_hosts=1, server_link_bytes_per_s=1 * MB, constants={"duplex": duplex})
+    alone = predict(work(), slow, replace(how, workers=1, clients=1, servers=1))
+    assert alone.exchange_s == pytest.approx(50)
 
 
 def test_due_steps_copy_the_weights_and_add_a_shift():
