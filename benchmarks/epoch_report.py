@@ -8,18 +8,28 @@ the processes.
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from common import grouped, report
 
 Row = Dict[str, Any]
+RULES = ["alone", "dist_sync", "dist_async", "sgd", "asgd", "esgd"]
 COLOURS = {"sgd": "tab:blue", "asgd": "tab:green", "esgd": "tab:red"}
 
 
 def groups(results: Dict[str, Any]) -> Dict[str, List[Row]]:
-    """Return the rows by network and size of the model, in their order."""
-    found = grouped(results["rows"], "megabytes", "rate")
+    """Return the rows by network and size of the model, in the order of RULES."""
+    ordered = sorted(results["rows"], key=_order)
+    found = grouped(ordered, "megabytes", "rate")
     return {f"{megabytes:g} MB, {rate}": rows for (megabytes, rate), rows in found.items()}
+
+
+def _order(row: Row) -> Tuple[int, int, int]:
+    return row["servers"] or 1, RULES.index(row["rule"]), -row["clients"]
+
+
+def _name(row: Row) -> str:
+    return "MPI" if row["clients"] == 1 else str(row["name"])
 
 
 def times_as_fast(row: Row, rows: List[Row]) -> Optional[float]:
@@ -45,7 +55,7 @@ def table(results: Dict[str, Any]) -> str:
 def _line(row: Row, rows: List[Row]) -> str:
     ratio = times_as_fast(row, rows)
     cpu = ", ".join(f"{row['cpu_s'][kind]:.2f}" for kind in ("workers", "servers", "agents"))
-    cells = [row["name"], row["clients"], row["servers"], f"{row['step_s']:.2f}"]
+    cells = [_name(row), row["clients"], row["servers"], f"{row['step_s']:.2f}"]
     cells += [f"{row['epoch_s'] / 60:.1f}", "" if ratio is None else f"{ratio:.1f}"]
     cells += [f"{row['busiest_link_bytes'] / 1e6:.1f}", cpu, _often(row)]
     return "| " + " | ".join(map(str, cells)) + " |"
@@ -65,14 +75,14 @@ def plot(results: Dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     found = groups(results)
-    figure, axes = pyplot.subplots(
-        1, len(found), figsize=(7 * len(found), 9), squeeze=False, layout="constrained"
-    )
+    size = (7.5 * len(found), 0.36 * max(map(len, found.values())) + 1.5)
+    figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
     for (title, rows), axis in zip(found.items(), axes[0]):
         rows = rows[::-1]
         labels = [
-            f"{r['name']}, {r['clients']} client{'s' * (r['clients'] > 1)}, "
+            f"{_name(r)}, {r['clients']} client{'s' * (r['clients'] > 1)}, "
             f"{r['servers']} server{'s' * (r['servers'] != 1)}"
+            + (f"\n(an exchange every {_often(r)} steps)" if _often(r) else "")
             for r in rows
         ]
         minutes = [r["epoch_s"] / 60 for r in rows]
