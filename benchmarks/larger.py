@@ -28,6 +28,7 @@ from gluon_esgd.predict import (
     recommend,
 )
 
+LATENCY_S = 20e-6  # of a message; between pretended hosts it is next to nothing
 RESNET50 = 4.0 * MODELS["resnet50_v1"]
 
 
@@ -50,13 +51,15 @@ class Case:
 
 CASES = [
     Case(
-        "12 workers",
-        "6 hosts of 2 GPUs that take 0.5 s for 64 pictures, 10 Gbit/s",
-        Cluster(6, 2, 1.25e9),
+        f"12 workers, {gigabits} Gbit/s",
+        f"6 hosts of 2 GPUs that take 0.5 s for 64 pictures, {gigabits} Gbit/s",
+        Cluster(6, 2, gigabits * 0.125e9),
         Work(RESNET50, 0.5, 64),
         clients=2,
         servers=2,
-    ),
+    )
+    for gigabits in (1, 10)
+] + [
     Case(
         "1,000 workers",
         "250 hosts of 4 GPUs that take 0.25 s for 64 pictures, 25 Gbit/s, racks of 25 hosts behind "
@@ -150,9 +153,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file for the result, JSON")
     args = parser.parse_args()
     constants = read_constants(str(args.calibration)) if args.calibration else Constants()
+    constants = replace(constants, latency_s=LATENCY_S)
     found = {case.name: rows(case, constants) for case in CASES}
     for case in CASES:
-        print(f"**{case.name}**, predicted: {case.assumes}\n\n{table(found[case.name])}\n")
+        print(f"**{case.name}**, predicted: {case.assumes}, {LATENCY_S * 1e6:g} µs a message\n")
+        print(f"{table(found[case.name])}\n")
     if args.output is not None:
         about = [{"name": case.name, "assumes": case.assumes} for case in CASES]
         result = {"constants": vars(constants), "cases": about, "predicted": found}
