@@ -141,6 +141,7 @@ def test_an_epoch_by_mxnet_by_esgd_and_by_mpi_over_two_hosts(tmp_path: Path):
     assert alone["busiest_link_bytes"] < 0.01 * size
     # Two of four workers are away from the server: pushed and pulled in each step.
     assert 2 * size < stock["busiest_link_bytes"] < 2.4 * size
+    assert elastic["steps_per_exchange"] == 4 and mpi["steps_per_exchange"] is None
     assert elastic["exchanges"] >= 2 and 0.2 * size < elastic["busiest_link_bytes"] < size
     assert size < mpi["busiest_link_bytes"] < 1.2 * size  # 2 (N - 1) / N of it, N = 2
     for row in rows:
