@@ -57,6 +57,7 @@ def launch(
         "--job-dir": f"{task['folder']}/job",
         "--start-timeout": START_S,
         "--env": "OMP_NUM_THREADS=1",
+        "--max-restarts": 0,  # what fails is no figure
         **flags,
     }
     limits = [f"GLUON_ESGD_CENTER_LIMIT_S={EXCHANGE_S}", f"GLUON_ESGD_START_TIMEOUT_S={START_S}"]

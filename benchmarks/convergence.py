@@ -169,17 +169,23 @@ class Stages:
         one_job: Dict[str, List[Trial]] = {
             "interval": [{**base, "interval": tau} for tau in (1, 4, 16, 64, 256)],
             "alpha": [{**base, "alpha": alpha} for alpha in (0.05, 0.15, 0.3, 0.45, 0.6)],
-            "outer": [{**base, "outer": {"momentum": mu}} for mu in (0.3, 0.6, 0.9)],
         }
+        outer = [{**base, "outer": {"momentum": mu}} for mu in (0.3, 0.6, 0.9)]
         wanted = [trial for group in one_job.values() for trial in group]
         clients: Tuple[int, ...] = (1, 2, 4, 8)
         if self._args.quick:
             one_job, wanted, clients = {"interval": wanted[:1]}, wanted[:1], ()
+            outer = outer[:1]
         with self._cluster(self._args.network) as cluster:
             rows = self._job(cluster, "esgd", 2, wanted, "test")
             for name, group in one_job.items():
                 self._note("sweep", name, {"trials": rows[: len(group)]})
                 rows = rows[len(group) :]
+            # It belongs to the job: each has one of its own.
+            rows = [
+                row for trial in outer for row in self._job(cluster, "esgd", 2, [trial], "test")
+            ]
+            self._note("sweep", "outer", {"trials": rows})
             counts = []
             for count in clients:
                 rule = "sgd" if count == 1 else "esgd"

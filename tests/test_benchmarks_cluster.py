@@ -185,4 +185,6 @@ def test_convergence_from_tuning_to_sweeps(tmp_path: Path):
     assert found["final"]["mpi-ESGD"]["trials"][0]["center"][-1]["samples"] >= 1000
     (trial,) = found["sweep"]["interval"]["trials"]
     assert trial["interval"] == 1 and trial["exchanges"] >= 1
+    (trial,) = found["sweep"]["outer"]["trials"]
+    assert trial["outer"] == {"momentum": 0.3}
     assert "| mpi-ESGD |" in run("convergence_report.py", str(output))
