@@ -14,7 +14,16 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from gluon_esgd.tune.results import processor
 
-__all__ = ["ROOT", "command_line", "describe", "grouped", "report", "versions", "write"]
+__all__ = [
+    "ROOT",
+    "algorithm",
+    "command_line",
+    "describe",
+    "grouped",
+    "report",
+    "versions",
+    "write",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
@@ -71,6 +80,11 @@ def write(path: Path, results: Dict[str, Any]) -> None:
     """Write `results` as JSON, in a folder that is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def algorithm(rule: str, every_worker_is_a_client: bool) -> str:
+    """Return what papers call a rule, with clients of one worker or of several."""
+    return f"{'dist' if every_worker_is_a_client else 'mpi'}-{rule.upper()}"
 
 
 def grouped(rows: Iterable[Dict[str, Any]], *names: str) -> Dict[Any, List[Dict[str, Any]]]:

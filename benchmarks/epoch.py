@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from cluster import Cluster, Network
 from cluster_job import launch, launch_stock
-from common import describe, write
+from common import algorithm, describe, write
 
 WORKER = Path(__file__).with_name("epoch_worker.py")
 RULES = ["alone", "dist_sync", "sgd", "asgd", "esgd"]
@@ -61,8 +61,7 @@ class Configuration:
         """Return what tables call it."""
         if self.is_stock:
             return self.rule if self.rule == "alone" else f"MXNet {self.rule}"
-        kind = "dist" if self.clients == workers else "mpi"
-        return f"{kind}-{self.rule.upper()}"
+        return algorithm(self.rule, self.clients == workers)
 
 
 def arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:

@@ -130,7 +130,7 @@ def main() -> None:
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-        more = not task["stock"] and has_time_left(task["seconds"] - sum(times))
+        more = task["seconds"] > 0 and has_time_left(task["seconds"] - sum(times))
     found = {"host": socket.gethostname(), **usage.so_far(), "step_s": times}
     if before is not None:
         found["exchanges"] = trainer.counters.exchanges - before.exchanges

@@ -9,12 +9,11 @@ algorithms and MPI alone are compared, the elastic ones at the interval that
 """
 
 import argparse
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
-from common import describe, write
+from common import algorithm, describe, write
 
 from gluon_esgd.predict import (
     MODELS,
@@ -29,6 +28,7 @@ from gluon_esgd.predict import (
 )
 
 LATENCY_S = 20e-6  # of a message; between pretended hosts it is next to nothing
+GIGABIT = 0.125e9  # bytes
 RESNET50 = 4.0 * MODELS["resnet50_v1"]
 
 
@@ -37,7 +37,6 @@ class Case:
     """A cluster, what it trains, and how it is shared out."""
 
     name: str
-    assumes: str
     cluster: Cluster
     work: Work
     clients: int
@@ -48,36 +47,33 @@ class Case:
         """All hosts full."""
         return self.cluster.hosts * self.cluster.workers_per_host
 
+    @property
+    def assumes(self) -> str:
+        """What is written beside the figures."""
+        on, work = self.cluster, self.work
+        said = (
+            f"{on.hosts:,} hosts of {on.workers_per_host} GPUs that take {work.compute_s:g} s for "
+            f"{work.batch_size} pictures, {on.link_bytes_per_s / GIGABIT:g} Gbit/s"
+        )
+        if on.uplink_bytes_per_s is not None:
+            uplink = on.uplink_bytes_per_s / GIGABIT
+            said += f", racks of {on.hosts_per_rack} hosts behind {uplink:g} Gbit/s"
+        return said
 
-CASES = [
-    Case(
-        f"12 workers, {gigabits} Gbit/s",
-        f"6 hosts of 2 GPUs that take 0.5 s for 64 pictures, {gigabits} Gbit/s",
-        Cluster(6, 2, gigabits * 0.125e9),
-        Work(RESNET50, 0.5, 64),
-        clients=2,
-        servers=2,
+
+def racks(hosts: int, gpus: int, link: float, uplink: float) -> Cluster:
+    """Return hosts in racks of 25; rates are Gbit/s."""
+    return Cluster(
+        hosts, gpus, link * GIGABIT, hosts_per_rack=25, uplink_bytes_per_s=uplink * GIGABIT
     )
-    for gigabits in (1, 10)
-] + [
-    Case(
-        "1,000 workers",
-        "250 hosts of 4 GPUs that take 0.25 s for 64 pictures, 25 Gbit/s, racks of 25 hosts behind "
-        "100 Gbit/s",
-        Cluster(250, 4, 3.125e9, hosts_per_rack=25, uplink_bytes_per_s=12.5e9),
-        Work(RESNET50, 0.25, 64),
-        clients=10,
-        servers=10,
-    ),
-    Case(
-        "10,000 workers",
-        "1,250 hosts of 8 GPUs that take 0.25 s for 64 pictures, 100 Gbit/s, racks of 25 hosts "
-        "behind 400 Gbit/s",
-        Cluster(1250, 8, 12.5e9, hosts_per_rack=25, uplink_bytes_per_s=50e9),
-        Work(RESNET50, 0.25, 64),
-        clients=50,
-        servers=50,
-    ),
+
+
+OLDER, NEWER = Work(RESNET50, 0.5, 64), Work(RESNET50, 0.25, 64)
+CASES = [
+    Case("12 workers, 1 Gbit/s", Cluster(6, 2, 1 * GIGABIT), OLDER, clients=2, servers=2),
+    Case("12 workers, 10 Gbit/s", Cluster(6, 2, 10 * GIGABIT), OLDER, clients=2, servers=2),
+    Case("1,000 workers", racks(250, 4, 25, 100), NEWER, clients=10, servers=10),
+    Case("10,000 workers", racks(1250, 8, 100, 400), NEWER, clients=50, servers=50),
 ]
 
 
@@ -104,28 +100,28 @@ def name(case: Case, configuration: Configuration) -> str:
         return f"MXNet `{rule}`"
     if clients == 1:
         return "MPI"
-    return f"{'dist' if clients == case.workers else 'mpi'}-{rule.upper()}"
+    return algorithm(rule, clients == case.workers)
+
+
+TOLD = (
+    *("steps_per_exchange", "step_s", "epoch_s"),
+    *("busiest_link", "busiest_link_bytes", "bottleneck"),
+)
 
 
 def rows(case: Case, constants: Constants) -> List[Dict[str, Any]]:
     """Return the figures of a case."""
     made = []
     for choice in choices(case, replace(case.cluster, constants=constants)):
-        told, configuration = choice.prediction, choice.configuration
-        late = told.steps_per_exchange
+        told, configuration = choice.prediction.as_dict(), choice.configuration
         made.append(
             {
                 "name": name(case, configuration),
                 "clients": configuration.clients,
                 "servers": configuration.servers,
                 "interval": configuration.interval if configuration.exchanges else None,
-                "steps_per_exchange": None if math.isinf(late) else late,
                 "lazy": configuration.lazy if configuration.exchanges else None,
-                "step_s": told.step_s,
-                "epoch_s": told.epoch_s,
-                "busiest_link": told.busiest_link,
-                "busiest_link_bytes": told.busiest_link_bytes,
-                "bottleneck": told.bottleneck,
+                **{key: told[key] for key in TOLD},
             }
         )
     return made

@@ -174,7 +174,9 @@ def test_convergence_from_tuning_to_sweeps(tmp_path: Path):
     run("convergence.py", "all", "--quick", "--output", str(output), timeout=280)
     found = json.loads(output.read_text())
     tuned = found["tune"]["mpi-ESGD"]
-    assert 6 <= len(tuned["trials"]) <= 8  # further ones where the best is an outermost rate
+    tried = [(t["lr"], t["interval"]) for t in tuned["trials"]]
+    assert tried[:6] == [(lr, tau) for lr in (0.02, 0.06, 0.2) for tau in (16, 64)]
+    assert len(tried) <= 8 and all(not 0.02 <= lr <= 0.2 for lr, _ in tried[6:])  # beyond the ends
     assert tuned["chosen"] in [{k: t[k] for k in ("lr", "interval")} for t in tuned["trials"]]
     for stage in ("run", "final"):
         (trial,) = found[stage]["mpi-ESGD"]["trials"]

@@ -224,7 +224,7 @@ def _exchange(costs: Costs, work: Work, configuration: Configuration, step_s: fl
     exposed = exposed_s / costs.allreduce_s if costs.allreduce_s else 0.0
     ring_s = costs.ring_beside_servers_s
     _, _, _, interval = configuration.counts
-    found, all_s, shared_s = _Exchange(), step_s, 0.0
+    all_s, shared_s = step_s, 0.0
     for _ in range(_TURNS):
         slow_ring_s = ring_s + shared_s
         duration_s = _duration_s(costs, min(1.0, slow_ring_s / all_s))
@@ -237,8 +237,7 @@ def _exchange(costs: Costs, work: Work, configuration: Configuration, step_s: fl
         all_s = plain_s + (wait_s + costs.spread_s) / steps
         # The other way round: a ring has half of a link while an exchange is on it.
         shared_s = ring_s / (1 - min(1.0, duration_s / (steps * all_s)) / 2) - ring_s
-        found = _Exchange(duration_s, steps, wait_s, costs.spread_s, shared_s * exposed * steps)
-    return found
+    return _Exchange(duration_s, steps, wait_s, costs.spread_s, shared_s * exposed * steps)
 
 
 def _duration_s(costs: Costs, active: float) -> float:
