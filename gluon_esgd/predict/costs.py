@@ -15,12 +15,17 @@ from .configuration import STOCK, Configuration
 from .traffic import Zone, layout_of
 from .work import Work
 
-__all__ = ["Costs"]
+__all__ = ["Costs", "mixed"]
 
 _HALF = 0.5  # bytes of a half float to those of a float
 _ROUNDING_S = 0.42e-9  # a byte of float32 to half and back, on one core (docs/collectives.md)
 _PIECE_BYTES = 4 << 20  # in which a broadcast travels
 _STOCK_PIECES = 20  # keys that hold most of a model; the stock rules send each when it is there
+
+
+def mixed(share: float, at_once_s: float, in_order_s: float) -> float:
+    """Return what work takes of which a share is done at once, and the rest in order."""
+    return share * at_once_s + (1 - share) * in_order_s
 
 
 class Costs:
@@ -123,7 +128,7 @@ class Costs:
         if self._servers:
             lone_s = max(lone_s, self._sent / self._servers / rate("server host"))
         at_once_s = max(self.both_ways_s, 2 * min(lone_s, self.one_way_s))
-        return duplex * at_once_s + (1 - duplex) * 2 * self.one_way_s
+        return mixed(duplex, at_once_s, 2 * self.one_way_s)
 
     def _longest(self, load: Callable[[Zone], float]) -> float:
         """Seconds that the slowest link takes for its `load` in bytes, or of a vector of one."""

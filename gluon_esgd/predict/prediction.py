@@ -8,7 +8,7 @@ from typing import Any, Dict, NamedTuple, Tuple
 
 from .cluster import Cluster
 from .configuration import STOCK, Configuration
-from .costs import Costs
+from .costs import Costs, mixed
 from .work import Work
 
 __all__ = ["Prediction", "predict"]
@@ -191,7 +191,7 @@ def _rounds_s(costs: Costs, cluster: Cluster, configuration: Configuration) -> f
     _, clients, servers, _ = configuration.counts
     if configuration.rule in STOCK:
         duplex = cluster.constants.stock_duplex
-        wire_s = duplex * costs.both_ways_s + (1 - duplex) * 2 * costs.one_way_s
+        wire_s = mixed(duplex, costs.both_ways_s, 2 * costs.one_way_s)
         return max(wire_s, costs.add_s) + costs.turn_s
     if configuration.rule != "sgd" or clients == 1:
         return 0.0
@@ -213,7 +213,7 @@ def _pipeline_s(costs: Costs, cluster: Cluster) -> float:
     in_order_s = lane_s + push_s + costs.one_way_s
     at_once_s = max(costs.together_s, lane_s, costs.add_s)
     piped_s = at_once_s + (in_order_s - at_once_s) / costs.pieces
-    return share * piped_s + (1 - share) * in_order_s
+    return mixed(share, piped_s, in_order_s)
 
 
 def _exchange(costs: Costs, work: Work, configuration: Configuration, step_s: float) -> _Exchange:

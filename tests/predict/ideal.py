@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gluon_esgd.predict import Cluster, Constants, Work
+from gluon_esgd.predict import Cluster, Constants, Work, predict
 
 FREE = 1e18  # bytes a second
 IDEAL = Constants(
@@ -20,6 +20,7 @@ IDEAL = Constants(
 )
 MB = 1e6
 SLOW = 12.5 * MB  # 100 Mbit/s
+NEVER = 1 << 40  # steps between exchanges
 
 
 def cluster(hosts=6, per_host=2, link=SLOW, constants=None, **more):
@@ -29,3 +30,7 @@ def cluster(hosts=6, per_host=2, link=SLOW, constants=None, **more):
 
 def work(parameter_bytes=25 * MB, compute_s=1e-9, **more):
     return Work(parameter_bytes, compute_s, **more)
+
+
+def step(configuration, on=None, of=None):
+    return predict(of or work(), on or cluster(), configuration).step_s

@@ -23,14 +23,9 @@ from gluon_esgd.predict import (
     recommend,
 )
 
-from .ideal import IDEAL, MB, SLOW, cluster, work
+from .ideal import IDEAL, MB, NEVER, SLOW, cluster, step, work
 
-NEVER = 1 << 40
 SLOTH = 1e5  # bytes a second of what is to be the bottleneck
-
-
-def step(configuration, on=None, of=None):
-    return predict(of or work(), on or cluster(), configuration).step_s
 
 
 @pytest.mark.parametrize(
@@ -73,93 +68,6 @@ def test_backward_hides_all_but_the_last_bucket():
     one = Configuration("sgd", 12, bucket_bytes=1 << 30)
     assert step(one, of=of) == pytest.approx(30 + 10 / 3)
     assert step(how, of=replace(of, backward_share=0.0)) == pytest.approx(30 + 10 / 3)
-
-
-def lone(interval=1, **more):
-    """One client on the server's host, one beside it: 1 MB at 1 MB/s, D = 2 s; a step is 0.5 s."""
-    how = Configuration("asgd", 2, 2, interval=interval, **more)
-    return predict(work(1 * MB, 0.5), cluster(2, 1, 1 * MB), how)
-
-
-@pytest.mark.parametrize(("duplex", "seconds"), [(1.0, 20), (0.0, 40), (0.5, 30)])
-def test_a_client_pulls_while_others_push(duplex, seconds):
-    on, how = cluster(constants={"duplex": duplex}), Configuration("esgd", 12, 12)
-    assert predict(work(), on, how).exchange_s == pytest.approx(seconds)
-    one = predict(work(), on, replace(how, workers=2, clients=2, interval=NEVER))
-    assert one.exchange_s == pytest.approx(0, abs=1e-6)  # both on the server's host
-    lone = predict(
-        work(), cluster(2, 1, constants={"duplex": duplex}), replace(how, workers=2, clients=2)
-    )
-    assert lone.exchange_s == pytest.approx(4)  # nobody else: one after the other
-    slow = cluster(server_hosts=1, server_link_bytes_per_s=1 * MB, constants={"duplex": duplex})
-    alone = predict(work(), slow, replace(how, workers=1, clients=1, servers=1))
-    assert alone.exchange_s == pytest.approx(50)
-
-
-def test_due_steps_copy_the_weights_and_add_a_shift():
-    memory = {"memory_bytes_per_s": 100 * MB}
-    how = Configuration("asgd", 4, 4, interval=2)
-    for cores, seconds in ((None, 6 * 2 * 0.25), (2, 6 * 4 * 0.25)):  # of a host, of the machine
-        on = cluster(2, 2, 1e18, constants=memory, cores=cores)
-        assert predict(work(), on, how).parts["fixed"] == pytest.approx(seconds / 2)
-
-
-def test_an_exchange_hides_behind_lazy_steps():
-    told = lone(interval=8, lazy=4)
-    assert (told.step_s, told.exchange_s) == (pytest.approx(0.5), pytest.approx(2))
-    assert told.steps_per_exchange == 8
-
-
-def test_a_step_waits_for_an_exchange_that_is_not_back():
-    assert lone().step_s == pytest.approx(2.0)  # one after the other
-    assert lone(interval=8).step_s == pytest.approx(0.5 + 1.5 / 8)
-    assert lone(interval=8, lazy=0, center_wait_s=3.0).step_s == pytest.approx(0.5 + 2 / 8)
-
-
-def test_a_late_exchange_is_waited_for_once_and_put_off():
-    told = lone(interval=2, center_wait_s=1.0)  # back 0.5 s after the wait: at the next due step
-    assert told.steps_per_exchange == 4
-    assert told.step_s == pytest.approx(0.5 + 1 / 4)
-    assert lone(interval=1, center_wait_s=0.2).steps_per_exchange == 1 + math.ceil(1.3 / 0.5)
-
-
-def test_a_broadcast_follows_where_a_client_has_several_hosts():
-    how = Configuration("esgd", 12, 2, interval=64, center_wait_s=0.0)
-    told = predict(work(), cluster(), how)
-    per = told.steps_per_exchange
-    assert told.parts["broadcast of exchanges"] == pytest.approx(4 / 3 * 2 / per)
-    assert told.parts["links shared with exchanges"] == pytest.approx(shared(told))
-
-
-def shared(told):
-    """What a ring of 8/3 s loses that has half of a link while an exchange is on it."""
-    busy = told.exchange_s / told.steps_per_exchange / told.step_s
-    return 8 / 3 / (1 - busy / 2) - 8 / 3
-
-
-def test_a_link_of_servers_alone_disturbs_no_ring():
-    on = cluster(server_hosts=1, server_link_bytes_per_s=1 * MB)
-    told = predict(work(), on, Configuration("esgd", 12, 2))
-    assert told.exchange_s > 2 * 25  # of two clients, of which one pulls while the other pushes
-    assert told.parts["links shared with exchanges"] == pytest.approx(shared(told))  # of a leader
-
-
-def test_a_ring_on_the_same_link_slows_an_exchange_down():
-    busy = predict(work(), cluster(), Configuration("esgd", 12, 2))
-    active = (8 / 3 + shared(busy)) / busy.step_s
-    assert active > 0.9 and busy.exchange_s == pytest.approx(2 * 2 / (1 - active / 2))
-    idle = predict(work(compute_s=1e9), cluster(), Configuration("esgd", 12, 2))
-    assert idle.exchange_s == pytest.approx(4)
-
-
-def test_without_servers_an_exchange_keeps_collectives_waiting():
-    how = Configuration("esgd", 12, 2, servers=0, interval=4)
-    told = predict(work(compute_s=0.9), cluster(), how)
-    hidden = 0.3 + 0.6 / 3  # forward, and backward of the first of three buckets
-    assert told.exchange_s == pytest.approx(2)  # a ring of two leaders
-    assert told.parts["wait for exchanges"] == pytest.approx((2 - hidden) / 4)
-    alone = predict(work(compute_s=0.9), cluster(), replace(how, clients=12))
-    assert alone.parts["wait for exchanges"] == pytest.approx((10 / 3 - 0.9) / 4)
 
 
 def test_messages_cost_latency():
@@ -326,63 +234,6 @@ def test_the_page_on_choosing_has_the_same_bound_for_the_interval():
         told = predict(of, on, Configuration("esgd", clients, clients, servers, NEVER))
         bound = 8 * 25.6 / (125 * 0.3) * max(1, clients / servers)
         assert told.exchange_s / told.step_s == pytest.approx(bound)
-
-
-@pytest.mark.parametrize("link", [SLOW, 10 * SLOW, 100 * SLOW, 1000 * SLOW])
-@pytest.mark.parametrize("rule", ["sgd", "asgd", "esgd"])
-def test_what_is_recommended_is_cheap_and_in_time(link, rule):
-    on = replace(cluster(link=link), constants=Constants())
-    choices = recommend(work(compute_s=0.3), on, rule, 12)
-    (best,) = [choice for choice in choices if choice.is_best]
-    how, told = best.configuration, best.prediction
-    steps = [choice.prediction.step_s for choice in choices]
-    assert steps == sorted(steps)
-    if how.exchanges:
-        never = replace(how, interval=NEVER)
-        assert told.steps_per_exchange == how.interval
-        assert told.step_s <= 1.03 * step(never, on, work(compute_s=0.3))
-        shorter = [
-            c for c in choices
-            if c.configuration.clients == how.clients and c.configuration.interval < how.interval
-        ]  # fmt: skip
-        for c in shorter:
-            plain = step(replace(c.configuration, interval=NEVER), on, work(compute_s=0.3))
-            late = c.prediction.steps_per_exchange > c.configuration.interval
-            assert late or c.prediction.step_s > 1.03 * plain
-    # What is clearly faster has no interval of its own that is cheap, or pays for a longer one.
-    assert {c.configuration.clients for c in choices} == {1, 2, 3, 4, 6, 12}
-
-
-def test_an_interval_that_is_cheap_since_exchanges_are_late_is_not_recommended():
-    # 10 x 25 s to push, as much to pull.
-    of, on = work(compute_s=10.0), cluster(link=1 * MB, constants={"duplex": 0.0})
-    choices = recommend(of, on, "esgd", 12, clients=[12])
-    (best,) = [choice for choice in choices if choice.is_best]
-    assert (best.configuration.interval, best.configuration.lazy) == (64, 50)
-    assert best.prediction.parts["wait for exchanges"] == 0
-    one = recommend(of, on, "esgd", 12, clients=[12], intervals=[16], lazy=2)[0]
-    assert one.configuration.lazy == 2 and one.prediction.step_s < 1.03 * of.compute_s
-    assert one.prediction.steps_per_exchange > 16
-
-
-def test_slow_networks_get_clients_and_fast_ones_pure_mpi():
-    def clients(link):
-        choices = recommend(
-            work(compute_s=0.3), replace(cluster(link=link), constants=Constants()), "esgd", 12
-        )
-        return next(c.configuration.clients for c in choices if c.is_best)
-
-    assert clients(1000 * SLOW) == 1
-    assert clients(10 * SLOW) > 1
-
-
-def test_thousands_of_workers():
-    of, on = work(102 * MB, 0.35), replace(cluster(1250, 8, 1250 * MB), constants=Constants())
-    choices = recommend(of, on, "esgd", 10_000, servers=64)
-    (best,) = [choice for choice in choices if choice.is_best]
-    assert best.prediction.steps_per_exchange == best.configuration.interval
-    assert best.prediction.step_s < 1.2 * of.compute_s
-    assert len({choice.configuration.clients for choice in choices}) == 25
 
 
 @pytest.mark.parametrize(
