@@ -206,8 +206,8 @@ class Results:
         return sum(start.items() <= row.items() for row in self._rows) >= repeats
 
     def add(self, row: Dict[str, Any]) -> None:
-        """Show a row and keep it."""
-        self._rows.append(row)
+        """Show a row and keep it, with the index of the run that made it."""
+        self._rows.append({**row, "run": len(self._runs) - 1})
         print(_row(row), flush=True)
         if self._path is not None:
             write(self._path, {"runs": self._runs, **self._about, "rows": self._rows})
