@@ -17,6 +17,7 @@ from .pool import OPEN_MPI_PYTHON, ROOT, environment
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from cluster import Cluster, Network, why_impossible
+from convergence import beyond
 
 pytestmark = pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
 
@@ -166,6 +167,18 @@ def test_collectives_over_a_link(tmp_path: Path, python: str):
         assert row["times_as_fast_as_library"] == pytest.approx(ratio)
     said = run("cluster_allreduce_report.py", str(output))
     assert said.count(f", {ratio:.2f} |") >= 1 and said.count("| 2 | 100mbit | 0.5 |") == 2
+
+
+def test_a_trial_of_the_tuning_is_worth_what_it_ends_with():
+    def trial(lr, *accuracies, reached=None):
+        looks = [{"accuracy": accuracy} for accuracy in accuracies]
+        return {"lr": lr, "seed": 0, "center": looks, "target_s": reached}
+
+    low, middle, high = trial(0.02, 0.3, 0.2), trial(0.06, 0.4, 0.1), trial(0.2, 0.1, 0.1)
+    further = beyond([low, middle, high])  # the middle one was better, but diverged
+    assert further == {"lr": 0.0067, "seed": 0}
+    middle["target_s"] = 9.0
+    assert beyond([low, middle, high]) is None
 
 
 @pytest.mark.timeout(290)
