@@ -61,7 +61,8 @@ def plot(results: Dict[str, Any], path: Path) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7, loc="lower right")
-    axes[0].set_ylabel("times as fast as the MPI library")
+    library = "Open MPI" if "openmpi" in results["versions"] else "MPICH"
+    axes[0].set_ylabel(f"times as fast as {library}")
     axes[0].set_ylim(0, None)
     figure.savefig(path, dpi=110)
 
