@@ -68,16 +68,23 @@ def _often(row: Row) -> str:
 
 
 def plot(results: Dict[str, Any], path: Path) -> None:
-    """Draw the epoch's time of each configuration as a bar, one picture for each network."""
+    """Draw the epoch's time of each configuration as a bar, all networks on one axis."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     found = groups(results)
-    size = (7.5 * len(found), 0.36 * max(map(len, found.values())) + 1.5)
-    figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
-    for (title, rows), axis in zip(found.items(), axes[0]):
+    counts = [len(rows) for rows in found.values()]
+    figure, axes = pyplot.subplots(
+        len(found),
+        figsize=(7.5, 0.36 * sum(counts) + 1.2 * len(found) + 0.3),
+        sharex=True,
+        squeeze=False,
+        height_ratios=counts,
+        layout="constrained",
+    )
+    for (title, rows), axis in zip(found.items(), axes[:, 0]):
         rows = rows[::-1]
         labels = [
             f"{_name(r)}, {r['clients']} client{'s' * (r['clients'] > 1)}, "
@@ -93,8 +100,8 @@ def plot(results: Dict[str, Any], path: Path) -> None:
         axis.set_yticks(range(len(rows)), labels, fontsize=8)
         axis.set_xscale("log")
         axis.margins(x=0.15, y=0.01)
-        axis.set_xlabel(f"minutes for an epoch of {results['samples']:,} samples")
         axis.set_title(f"{title}, {results['workers']} workers on {results['hosts']} hosts")
+    axes[-1, 0].set_xlabel(f"minutes for an epoch of {results['samples']:,} samples")
     figure.savefig(path, dpi=110)
 
 
