@@ -170,9 +170,9 @@ def test_collectives_over_a_link(tmp_path: Path, python: str):
 
 
 def test_a_trial_of_the_tuning_is_worth_what_it_ends_with():
-    def trial(lr, *accuracies, reached=None):
+    def trial(lr, *accuracies):
         looks = [{"accuracy": accuracy} for accuracy in accuracies]
-        return {"lr": lr, "seed": 0, "center": looks, "target_s": reached}
+        return {"lr": lr, "seed": 0, "center": looks, "target_s": None}
 
     low, middle, high = trial(0.02, 0.3, 0.2), trial(0.06, 0.4, 0.1), trial(0.2, 0.1, 0.1)
     further = beyond([low, middle, high])  # the middle one was better, but diverged

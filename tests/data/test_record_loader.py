@@ -164,14 +164,14 @@ def test_what_is_no_records_fault_stays_what_it_is(path: str) -> None:
 EPOCHS = """
 import os, sys
 from functools import partial
-import mxnet as mx
 from gluon_esgd.data import RecordLoader
+from tests.data.test_record_loader import READER
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-wide = partial(mx.io.ImageRecordIter, shuffle=True, data_shape=(3, 128, 128), verbose=False)
+wide = partial(READER, data_shape=(3, 128, 128))
 loader = RecordLoader(sys.argv[1], wide, batch_size=12, num_parts=1, part_index=0)
 for epoch in range(25):
     for data, _ in loader:
